@@ -1,0 +1,35 @@
+"""Tonnage weighs every byte that large-model training moves.
+
+The package root is light: names load when first touched, so that ``import tonnage`` needs neither
+torch nor Polars.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from tonnage.engine import DataParallel as DataParallel
+    from tonnage.errors import TonnageError as TonnageError
+    from tonnage.ledger import Ledger as Ledger
+
+_HOMES = {
+    "DataParallel": "tonnage.engine",
+    "Ledger": "tonnage.ledger",
+    "TonnageError": "tonnage.errors",
+}
+
+__all__ = ["DataParallel", "Ledger", "TonnageError", "__version__"]
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'tonnage' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
