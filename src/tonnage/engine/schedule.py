@@ -1,0 +1,392 @@
+"""When each bucket moves: the state of one training step.
+
+Two schedules. ``allreduce``: a bucket's gradients are averaged on every rank, hidden under the rest of
+the backward pass, all done when ``backward()`` returns. ``shard``: under the backward pass each rank
+averages only its shard (reduce-scatter); the optimizer updates that shard; the new parameters travel
+back (all-gather) under the *next* forward pass, each module waiting just before it runs, and only for
+its own buckets.
+
+Two guarantees hold in both, whatever is late:
+
+1. A bucket leaves when the last of its gradients has been written, never before.
+2. What a transfer delivers is read only when it has ended: gradients by the optimizer, parameters by
+   a module's forward.
+
+This is the only module that knows of autograd's hooks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from tonnage.engine.bucket import Bucket
+from tonnage.engine.record import StepLog
+from tonnage.engine.transport import Buffers, Ticket, Transport
+from tonnage.errors import EngineError
+
+ScheduleName = Literal["shard", "allreduce"]
+
+
+class Schedule:
+    """Drives the transport from autograd's hooks.
+
+    Args:
+        module: the user's model.
+        names: names of the trained parameters, in order of registration.
+        parameters: the trained parameters themselves, in the same order.
+        buckets: how they are cut.
+        buffers: each bucket's memory.
+        transport: what moves them.
+        log: what is told of it.
+        name: which schedule.
+        find_unused: whether parameters may stay without a gradient.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        names: Sequence[str],
+        parameters: Sequence[nn.Parameter],
+        buckets: Sequence[Bucket],
+        buffers: Sequence[Buffers],
+        transport: Transport,
+        log: StepLog,
+        *,
+        name: ScheduleName,
+        find_unused: bool,
+    ) -> None:
+        self.sharded = name == "shard"
+        self.synchronising = True
+        self.has_optimizer = False
+        self.unused: frozenset[int] = frozenset()
+        self._names = names
+        self._parameters = parameters
+        self._buckets = buckets
+        self._buffers = buffers
+        self._transport = transport
+        self._log = log
+        self._find_unused = find_unused
+        self._in_order = transport.ordered or not self.sharded
+        self._views: list[torch.Tensor] = [torch.empty(0)] * len(parameters)
+        self._bucket_of = [0] * len(parameters)
+        for bucket, memory in zip(buckets, buffers, strict=True):
+            for slot in bucket.slots:
+                self._views[slot.index] = like(memory.gradient, slot.offset, parameters[slot.index])
+                self._bucket_of[slot.index] = bucket.index
+        self._missing = [len(bucket.slots) for bucket in buckets]
+        self._left = [False] * len(buckets)
+        self._next_in_order = 0
+        self._fired: set[int] = set()
+        self._in_backward = False
+        self._armed = False
+        self._reductions: dict[int, Ticket] = {}
+        self._unsent: list[Ticket] = []
+        self._gathers: dict[int, Ticket] = {}
+        self._last_gathers: dict[int, Ticket] = {}
+        self._versions: list[int] = []
+        self._need: list[int] = []
+        self._priority = [len(buckets) - 1 - k for k in range(len(buckets))]
+        self._add_hooks(module)
+
+    # Forward.
+
+    def begin_forward(self) -> None:
+        """A training forward pass begins."""
+        if self._reductions and not self.sharded and not self.has_optimizer:
+            self.end_update()  # somebody else's optimizer has stepped since
+        self._log.begin_step()
+        self._armed = True
+        self._log.begin_compute("forward")
+
+    def end_forward(self) -> None:
+        """The forward pass has ended; the loss and the backward pass follow."""
+        if len(self._need) and len(self._need) <= len(self._buckets):
+            self._learn_priorities()
+        self._log.begin_compute("backward")
+        self.wait_sent()
+
+    def wait_sent(self) -> None:
+        """Gradient buckets may be written: what was in them has left."""
+        for ticket in self._unsent:
+            self._transport.wait_sent(ticket)
+        self._unsent.clear()
+
+    def before_module(self, indices: tuple[int, ...]) -> None:
+        """A module with parameters in these buckets is about to run."""
+        if len(self._need) <= len(self._buckets):
+            self._need.extend(k for k in indices if k not in self._need)
+        if self._gathers:
+            for index in indices:
+                ticket = self._gathers.pop(index, None)
+                if ticket is not None:
+                    self._receive(ticket)
+
+    def wait_gathers(self, *_: object) -> None:
+        """All parameters are whole and current when this returns."""
+        for index in sorted(self._gathers, key=lambda k: self._priority[k]):
+            self._receive(self._gathers.pop(index))
+
+    # Backward.
+
+    def on_gradient(self, index: int, parameter: torch.Tensor) -> None:
+        """Autograd has written this parameter's gradient."""
+        if not self._in_backward:
+            self._begin_backward()
+        self._keep_in_bucket(index, parameter)
+        bucket = self._bucket_of[index]
+        self._transport.wrote(bucket)
+        self._fired.add(index)
+        if not self.synchronising:
+            return
+        self._missing[bucket] -= 1
+        if self._missing[bucket] == 0:
+            self._send_ready(bucket)
+
+    def on_backward_end(self) -> None:
+        """Autograd is done: send what still lacks gradients, and see which were never used."""
+        self._in_backward = False
+        self._armed = False
+        if not self.synchronising:
+            self._fired.clear()
+            self._log.end_compute()
+            return
+        self._fill_unused()
+        for bucket in self._buckets:
+            if not self._left[bucket.index]:
+                self._leave(bucket.index)
+        self._log.end_compute()
+        if not self.sharded:
+            for ticket in self._reductions.values():
+                self._receive(ticket)
+        self._agree_on_unused()
+        self._versions = [memory.gradient._version for memory in self._buffers]
+        self._missing = [len(bucket.slots) for bucket in self._buckets]
+        self._left = [False] * len(self._buckets)
+        self._next_in_order = 0
+        self._fired.clear()
+
+    # The optimizer's step, called in this order.
+
+    def begin_update(self) -> None:
+        """The optimizer is about to read averaged gradients.
+
+        Raises:
+            EngineError: there are none, or they were changed after the backward pass.
+        """
+        if not self._reductions:
+            raise EngineError(
+                "optimizer.step() without a synchronised backward pass before it",
+                hint="call loss.backward() outside no_sync() before optimizer.step()",
+            )
+        if self.sharded:
+            self._check_untouched()
+        self._log.begin_compute("optimizer")
+
+    def reduced(self, index: int) -> None:
+        """Wait until this bucket's averaged gradients may be read and its own shard be written."""
+        self._receive(self._reductions[index])
+        earlier = self._gathers.pop(index, None)
+        if earlier is not None:
+            self._receive(earlier)
+        earlier = self._last_gathers.pop(index, None)
+        if earlier is not None:
+            self._transport.wait_sent(earlier)
+
+    def updated(self, index: int) -> None:
+        """The own shard of this bucket's parameters is new: hand it to all."""
+        ticket = self._transport.start_all_gather(index, self._priority[index])
+        self._gathers[index] = self._last_gathers[index] = ticket
+        self._log.transfer(ticket)
+
+    def end_update(self) -> None:
+        """The step is over."""
+        self._log.end_compute()
+        self._reductions.clear()
+        self._log.end_step()
+
+    def wait_reductions(self) -> None:
+        """All averaged gradients may be read."""
+        for ticket in self._reductions.values():
+            self._receive(ticket)
+
+    def finish(self) -> None:
+        """Everything under way has ended, both ways."""
+        self.wait_gathers()
+        self.wait_sent()
+        for ticket in self._last_gathers.values():
+            self._transport.wait_sent(ticket)
+
+    # Below: how.
+
+    def _receive(self, ticket: Ticket) -> None:
+        before = len(ticket.exposed)
+        self._transport.wait_received(ticket)
+        self._log.waited(ticket, before)
+
+    def _begin_backward(self) -> None:
+        if self.synchronising and not self._armed:
+            raise EngineError(
+                "a second backward pass without a forward pass before it",
+                hint="add the losses and call backward() once, or run the first ones inside model.no_sync()",
+            )
+        if self.sharded and not self.has_optimizer:
+            raise EngineError(
+                "schedule='shard' without its optimizer: each rank would update nothing",
+                hint="optimizer = model.optimizer(torch.optim.AdamW, lr=…), or schedule='allreduce'",
+            )
+        self._in_backward = True
+        if self.synchronising:
+            self._reductions.clear()
+        torch.autograd.Variable._execution_engine.queue_callback(self.on_backward_end)
+
+    def _keep_in_bucket(self, index: int, parameter: torch.Tensor) -> None:
+        view, gradient = self._views[index], parameter.grad
+        assert gradient is not None
+        if gradient is view:
+            return
+        if gradient.is_sparse:
+            raise EngineError(
+                f"the gradient of {self._names[index]} is sparse", hint="use nn.Embedding(…, sparse=False)"
+            )
+        if gradient.requires_grad:
+            raise EngineError(
+                f"the gradient of {self._names[index]} has a graph of its own",
+                hint="call backward() without create_graph=True on a model that tonnage.DataParallel wraps",
+            )
+        # After zero_grad() autograd hands over memory of its own; from here on it adds into the bucket.
+        view.copy_(gradient)
+        parameter.grad = view
+
+    def _send_ready(self, bucket: int) -> None:
+        if self._left[bucket]:
+            raise EngineError(
+                f"a gradient of bucket {self._buckets[bucket].label} came after the bucket had left",
+                hint="reentrant checkpointing does this: use torch.utils.checkpoint with use_reentrant=False",
+            )
+        if not self._in_order:
+            self._leave(bucket)
+            return
+        while self._next_in_order < len(self._buckets) and self._missing[self._next_in_order] == 0:
+            self._leave(self._next_in_order)
+            self._next_in_order += 1
+
+    def _leave(self, index: int) -> None:
+        self._left[index] = True
+        if self.sharded:
+            # Posted before our own gradients queue up on the link, or their "ready" would wait behind them.
+            self._transport.expect_gather(index)
+            ticket = self._transport.start_reduce_scatter(index)
+        else:
+            ticket = self._transport.start_all_reduce(index)
+        self._reductions[index] = ticket
+        self._unsent.append(ticket)
+        self._log.transfer(ticket)
+
+    def _fill_unused(self) -> None:
+        unused = [
+            i for i, p in enumerate(self._parameters) if i not in self._fired and p.grad is not self._views[i]
+        ]
+        if unused and not self._find_unused:
+            named = ", ".join(self._names[i] for i in unused[:3]) + (", …" if len(unused) > 3 else "")
+            raise EngineError(
+                f"{len(unused)} of {len(self._parameters)} parameters got no gradient: {named}",
+                where=f"rank {self._transport.rank}",
+                hint="freeze them with requires_grad=False, or pass find_unused_parameters=True",
+            )
+        for index in unused:
+            self._views[index].zero_()
+        self.unused = frozenset(unused)
+
+    def _agree_on_unused(self) -> None:
+        """A parameter that only some ranks used counts as used, with zeros from the others, as in DDP."""
+        if not self._find_unused:
+            return
+        flags = torch.zeros(len(self._parameters), dtype=torch.uint8, device=self._views[0].device)
+        flags[[i for i in range(len(self._parameters)) if i not in self.unused]] = 1
+        used = self._transport.exchange(flags).amax(dim=0).tolist()
+        self.unused = frozenset(i for i, each in enumerate(used) if not each)
+        if not self.sharded:
+            for index, parameter in enumerate(self._parameters):
+                parameter.grad = None if index in self.unused else self._views[index]
+
+    def _check_untouched(self) -> None:
+        for memory, version in zip(self._buffers, self._versions, strict=True):
+            if memory.gradient._version != version:
+                raise EngineError(
+                    f"gradients of bucket {memory.label} were changed after the backward pass, "
+                    "but had been sent by then",
+                    hint="clip with model.clip_grad_norm_(…); to change gradients yourself use schedule='allreduce'",
+                )
+
+    def _learn_priorities(self) -> None:
+        """What the first forward pass needed first goes first from now on."""
+        order = [*self._need, *(k for k in reversed(range(len(self._buckets))) if k not in self._need)]
+        for place, index in enumerate(order):
+            self._priority[index] = place
+        self._need = [*order, -1]  # longer than there are buckets: learnt
+
+    def _add_hooks(self, module: nn.Module) -> None:
+        for index, parameter in enumerate(self._parameters):
+            parameter.register_post_accumulate_grad_hook(Hook(self.on_gradient, index))
+        place = {id(p): i for i, p in enumerate(self._parameters)}
+        for each in module.modules():
+            own = [place[id(p)] for p in each.parameters(recurse=False) if id(p) in place]
+            if own and self.sharded:
+                indices = tuple(sorted({self._bucket_of[i] for i in own}))
+                each.register_forward_pre_hook(_ModuleHook(self.before_module, indices))
+            if self.sharded:
+                each.register_state_dict_pre_hook(Hook(self.wait_gathers))
+                each.register_load_state_dict_pre_hook(Hook(self.wait_gathers))
+
+
+class Hook:
+    """A hook that stays behind when its module is copied or pickled.
+
+    ``copy.deepcopy(model.module)`` for an average of the weights must not copy threads and links.
+    """
+
+    def __init__(self, function: Callable[..., None], *first: Any) -> None:
+        self._function: Callable[..., None] | None = function
+        self._first = first
+
+    def __call__(self, *rest: Any, **_: Any) -> None:
+        """Run it, unless it was left behind."""
+        if self._function is not None:
+            self._function(*self._first, *rest)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Hook:
+        return _detached(type(self))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _detached, (type(self),)
+
+
+class _ModuleHook(Hook):
+    """Called with the module and its inputs, which the schedule has no use for."""
+
+    def __call__(self, *_: Any, **__: Any) -> None:
+        if self._function is not None:
+            self._function(*self._first)
+
+
+def _detached(kind: type[Hook]) -> Hook:
+    hook = kind.__new__(kind)
+    hook._function, hook._first = None, ()
+    return hook
+
+
+def like(flat: torch.Tensor, offset: int, parameter: torch.Tensor) -> torch.Tensor:
+    """The part of ``flat`` from ``offset`` on in the shape of ``parameter``, and its memory format."""
+    part = flat[offset : offset + parameter.numel()]
+    if parameter.dim() == 4 and parameter.is_contiguous(memory_format=torch.channels_last):
+        return part.as_strided(parameter.shape, parameter.stride(), part.storage_offset())
+    return part.view(parameter.shape)
+
+
+def parameters_of(module: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
+    """Name and value of each trained parameter, tied ones once, in order of registration."""
+    return ((name, p) for name, p in module.named_parameters() if p.requires_grad)

@@ -1,0 +1,31 @@
+"""Moving buckets between ranks: the only part of the engine that calls torch.distributed."""
+
+from tonnage.engine.transport.gloo import GlooTransport, average
+from tonnage.engine.transport.group import (
+    backend_name,
+    broadcast_wire_nbytes,
+    check_same_plan,
+    engine_group,
+    start_health,
+    synchronised_clock,
+)
+from tonnage.engine.transport.local import LocalTransport
+from tonnage.engine.transport.nccl import NcclTransport
+from tonnage.engine.transport.ticket import Buffers, Leg, Ticket, Transport
+
+__all__ = [
+    "Buffers",
+    "GlooTransport",
+    "Leg",
+    "LocalTransport",
+    "NcclTransport",
+    "Ticket",
+    "Transport",
+    "average",
+    "backend_name",
+    "broadcast_wire_nbytes",
+    "check_same_plan",
+    "engine_group",
+    "start_health",
+    "synchronised_clock",
+]

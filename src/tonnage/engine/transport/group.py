@@ -1,0 +1,124 @@
+"""Setting up: who takes part, one clock for all, and do all ranks hold the same model.
+
+Runs on the user's thread before any transfer; the only place besides the transports that calls
+``torch.distributed``.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from tonnage.engine.health import Health
+from tonnage.errors import EngineError
+
+_PINGS = 5
+
+
+def engine_group(parent: dist.ProcessGroup | None, *, timeout: float) -> dist.ProcessGroup | None:
+    """A group of the engine's own over the ranks of ``parent``; ``None`` in a job of one process.
+
+    An own group keeps our tags and the order of our collectives apart from the user's.
+
+    Raises:
+        EngineError: several processes were started, but their process group was not.
+    """
+    if not dist.is_available() or not dist.is_initialized():
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise EngineError(
+                f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but torch.distributed is not initialised",
+                hint="call torch.distributed.init_process_group() before tonnage.DataParallel(model)",
+            )
+        return None
+    ranks = dist.get_process_group_ranks(parent) if parent is not None else None
+    group = dist.new_group(ranks, timeout=timedelta(seconds=timeout))
+    if not isinstance(group, dist.ProcessGroup):
+        raise EngineError("this rank is not a member of the group given to tonnage.DataParallel")
+    return group
+
+
+def backend_name(group: dist.ProcessGroup, device: torch.device) -> str:
+    """``gloo`` or ``nccl`` or another's name: what moves tensors of ``device`` in ``group``."""
+    config = dist.get_backend_config(group)
+    for pair in str(config).split(","):
+        kind, _, name = pair.partition(":")
+        if name and kind == device.type:
+            return name.lower()
+    return str(dist.get_backend(group)).lower()
+
+
+def start_health(group: dist.ProcessGroup, *, hang_timeout: float) -> Health:
+    """Beats over a connection of their own to the group's store."""
+    store = group.get_group_store().clone()  # type: ignore[attr-defined]  # missing in its stubs
+    store.set_timeout(timedelta(seconds=hang_timeout))
+    return Health(store, rank=group.rank(), world_size=group.size(), hang_timeout=hang_timeout)
+
+
+def synchronised_clock(group: dist.ProcessGroup, device: torch.device) -> Callable[[], float]:
+    """Seconds since rank 0 got here, on rank 0's clock, to within half the quickest round trip.
+
+    Each rank asks rank 0 for its time, a few times; the answer of the quickest round trip is taken to
+    have been given half way through it (Cristian, "Probabilistic clock synchronization", 1989).
+    """
+    origin = time.perf_counter()
+    best = (float("inf"), 0.0)
+    rank = group.rank()
+    for peer in range(1, group.size()):
+        for _ in range(_PINGS):
+            value = torch.zeros(1, dtype=torch.float64, device=device)
+            if rank == 0:
+                group.recv([value], peer, 2).wait()
+                value.fill_(time.perf_counter() - origin)
+                group.send([value], peer, 3).wait()
+            elif rank == peer:
+                asked = time.perf_counter()
+                group.send([value], 0, 2).wait()
+                group.recv([value], 0, 3).wait()
+                theirs = float(value.item())
+                answered = time.perf_counter()
+                best = min(best, (answered - asked, (asked + answered) / 2 - theirs))
+    zero = origin if rank == 0 else best[1]
+    return lambda: time.perf_counter() - zero
+
+
+def check_same_plan(group: dist.ProcessGroup, digest: bytes, names: list[str], device: torch.device) -> None:
+    """All ranks must wrap the same model, cut alike.
+
+    Raises:
+        EngineError: a rank's parameters differ; names the first that does.
+    """
+    mine = torch.frombuffer(bytearray(digest), dtype=torch.uint8).to(device)
+    all_digests = [torch.empty_like(mine) for _ in range(group.size())]
+    group.allgather([all_digests], [mine]).wait()
+    odd = [r for r, each in enumerate(all_digests) if not torch.equal(each, all_digests[0])]
+    if not odd:
+        return
+    everyone: list[list[str] | None] = [None] * group.size()
+    dist.all_gather_object(everyone, names, group=group)
+    ours, theirs = everyone[0] or [], everyone[odd[0]] or []
+    differing = [pair for pair in zip(ours, theirs, strict=False) if pair[0] != pair[1]]
+    detail = (
+        f"rank 0 has {differing[0][0]}, rank {odd[0]} has {differing[0][1]}"
+        if differing
+        else f"rank 0 trains {len(ours)} parameters, rank {odd[0]} trains {len(theirs)}"
+    )
+    raise EngineError(
+        f"ranks wrap different models: {detail}",
+        hint="build the same model with the same settings on every rank",
+    )
+
+
+def broadcast_wire_nbytes(nbytes: int, *, rank: int, world_size: int) -> int:
+    """Bytes that ``rank`` sends in Gloo's broadcast from rank 0: ``nbytes`` to each child of a binomial tree.
+
+    Rank ``r`` has a child ``r + 2^i`` for each ``2^i > r`` with ``r + 2^i < world_size``.
+    """
+    children = sum(
+        1 for i in range(world_size.bit_length()) if (1 << i) > rank and rank + (1 << i) < world_size
+    )
+    return children * nbytes

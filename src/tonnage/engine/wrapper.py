@@ -1,0 +1,338 @@
+"""Data parallelism in two lines.
+
+::
+
+    model = tonnage.DataParallel(model)
+    optimizer = model.optimizer(torch.optim.AdamW, lr=3e-4)
+
+and the training loop stays as it was.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tonnage.engine.bucket import Bucket, ParameterSpec, cut_buckets, plan_hash
+from tonnage.engine.record import StepLog
+from tonnage.engine.schedule import Schedule, ScheduleName, like, parameters_of
+from tonnage.engine.shard import EngineOptimizer, ShardedOptimizer, WholeOptimizer
+from tonnage.engine.transport import (
+    Buffers,
+    GlooTransport,
+    LocalTransport,
+    NcclTransport,
+    Transport,
+    backend_name,
+    check_same_plan,
+    engine_group,
+    start_health,
+    synchronised_clock,
+)
+from tonnage.errors import EngineError
+from tonnage.ledger import Ledger, from_bytes, to_bytes, write_ledger
+from tonnage.units import parse_size
+
+
+class DataParallel(nn.Module):
+    """Trains ``module`` on every rank's own batches, as one model.
+
+    Args:
+        module: the model, on its device, the same on all ranks; rank 0's values are handed to all.
+        schedule: ``"shard"`` keeps 1/N of the optimizer state on each rank and hides communication
+            under the backward pass and the next forward pass; ``"allreduce"`` hides it under the
+            backward pass alone, and works with any optimizer.
+        bucket: bytes of gradients that travel as one, as a number or text like ``"2MB"``.
+        process_group: the ranks to train over; all of them by default.
+        broadcast_buffers: hand rank 0's buffers (BatchNorm's statistics) to all before each training
+            forward pass, as DDP does.
+        find_unused_parameters: allow parameters without a gradient. One that no rank used keeps its
+            value and optimizer state; one that some ranks used counts as zero on the others.
+        timeout: seconds after which a transfer that does not end is an error.
+        hang_timeout: seconds without a sign of life after which a rank that is waited for is taken to
+            hang. Code that holds the interpreter's lock for longer would be taken for that.
+
+    Raises:
+        EngineError: nothing to train, several devices, a device without a transport, or ranks that
+            wrap different models.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        schedule: ScheduleName = "shard",
+        bucket: int | str = "2MB",
+        process_group: dist.ProcessGroup | None = None,
+        broadcast_buffers: bool = True,
+        find_unused_parameters: bool = False,
+        timeout: float = 300.0,
+        hang_timeout: float = 10.0,
+    ) -> None:
+        super().__init__()
+        if schedule not in ("shard", "allreduce"):
+            raise EngineError(f"no schedule {schedule!r}", hint="schedule='shard' or schedule='allreduce'")
+        self.module = module
+        self._broadcast_buffers = broadcast_buffers
+        named = list(parameters_of(module))
+        self._trained = [p for _, p in named]
+        self._frozen = [p for p in module.parameters() if not p.requires_grad]
+        device = _only_device(named)
+        group = engine_group(process_group, timeout=timeout)
+        world_size = group.size() if group is not None else 1
+        self._buckets = cut_buckets(
+            [
+                ParameterSpec(name=n, numel=p.numel(), dtype=str(p.dtype), itemsize=p.element_size())
+                for n, p in named
+            ],
+            cap=parse_size(bucket) if isinstance(bucket, str) else bucket,
+            world_size=world_size,
+        )
+        if group is not None:
+            names = [f"{n} {tuple(p.shape)} {p.dtype}" for n, p in named]
+            check_same_plan(group, plan_hash(self._buckets), names, device)
+        self._transport = _open_transport(group, device, timeout=timeout, hang_timeout=hang_timeout)
+        self._log = StepLog(self._transport, link=_link_level())
+        self._memory = _allocate(self._buckets, self._trained, sharded=schedule == "shard", device=device)
+        for memory in self._memory:
+            self._transport.add_bucket(memory)
+        self._schedule = Schedule(
+            module,
+            [n for n, _ in named],
+            self._trained,
+            self._buckets,
+            self._memory,
+            self._transport,
+            self._log,
+            name=schedule,
+            find_unused=find_unused_parameters,
+        )
+        self._optimizer: EngineOptimizer | None = None
+        self._hand_out(list(module.parameters()), "parameter", step=-1)
+        self._hand_out(list(module.buffers()), "buffer", step=-1)
+        _close_at_exit(self)
+
+    # Training.
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's forward; in training it also opens a step."""
+        if not (self.training and torch.is_grad_enabled()):
+            return self.module(*args, **kwargs)
+        if any(p.requires_grad for p in self._frozen):
+            raise EngineError(
+                "a parameter was unfrozen after the model was wrapped, and would not be averaged",
+                hint="set requires_grad before tonnage.DataParallel(model)",
+            )
+        self._schedule.begin_forward()
+        if self._broadcast_buffers and self._schedule.synchronising:
+            self._hand_out(list(self.module.buffers()), "buffer", step=self._log.step)
+        output = self.module(*args, **kwargs)
+        self._schedule.end_forward()
+        return output
+
+    def optimizer(
+        self, kind: Callable[..., torch.optim.Optimizer], params: Any = None, **settings: Any
+    ) -> torch.optim.Optimizer:
+        """The optimizer ``kind(params, **settings)`` for this model.
+
+        Args:
+            kind: a class such as ``torch.optim.AdamW``.
+            params: parameters or groups of them, of this model; all by default.
+            settings: its other arguments.
+
+        Raises:
+            EngineError: the schedule shards, and ``kind`` can't work on parts of a parameter.
+        """
+        params = list(self._trained if params is None else params)
+        if self._schedule.sharded:
+            self._optimizer = ShardedOptimizer(
+                params,
+                kind,
+                settings,
+                rank=self._transport.rank,
+                parameters=self._trained,
+                buckets=self._buckets,
+                buffers=self._memory,
+                schedule=self._schedule,
+            )
+        else:
+            self._optimizer = WholeOptimizer(params, kind, settings, schedule=self._schedule)
+        self._schedule.has_optimizer = True
+        return self._optimizer
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes within only add to this rank's gradients; the next one outside sends them."""
+        before = self._schedule.synchronising
+        self._schedule.synchronising = False
+        try:
+            yield
+        finally:
+            self._schedule.synchronising = before
+
+    def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
+        """Scale all gradients so that their global 2-norm is at most ``max_norm``; returns the norm.
+
+        Call it between ``backward()`` and ``step()``. It waits for all gradients, so that none of
+        their transfers hides under the optimizer.
+        """
+        if not isinstance(self._optimizer, ShardedOptimizer):
+            return torch.nn.utils.clip_grad_norm_(self._trained, max_norm)
+        self._schedule.wait_reductions()
+        gradients = self._optimizer.segment_gradients()
+        device = self._memory[0].gradient.device
+        squares = torch.zeros(1, dtype=torch.float64, device=device)
+        for gradient in gradients:
+            squares += torch.linalg.vector_norm(gradient, dtype=torch.float32).double().square()
+        total = self._transport.exchange(squares).sum().sqrt().float()
+        scale = torch.clamp(max_norm / (total + 1e-6), max=1.0)
+        for gradient in gradients:
+            gradient.mul_(scale.to(gradient.dtype))
+        return total
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients; see the optimizer's method of the same name."""
+        if not set_to_none:
+            self._schedule.wait_sent()
+        super().zero_grad(set_to_none)
+
+    # What reads parameters outside a forward pass gets whole ones.
+
+    def wait(self) -> None:
+        """Every parameter is whole and current when this returns."""
+        self._schedule.wait_gathers()
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        """As of any module, after :meth:`wait`."""
+        if "_schedule" in self.__dict__:
+            self.wait()
+        return super().named_parameters(*args, **kwargs)
+
+    # What was measured.
+
+    def ledger(self, facts: Mapping[str, Any] | None = None) -> Ledger | None:
+        """The ledger of all ranks on rank 0, ``None`` elsewhere. All ranks must call it together."""
+        self._schedule.finish()
+        shape = {
+            "world_size": self._transport.world_size,
+            "num_params": sum(p.numel() for p in self._trained),
+        }
+        own = self._log.ledger({"run": "tonnage", **shape, **dict(facts or {})})
+        parts = self._transport.gather_bytes(to_bytes(own))
+        return None if parts is None else Ledger.gather([from_bytes(part) for part in parts])
+
+    def save_ledger(self, path: str | Path, facts: Mapping[str, Any] | None = None) -> None:
+        """Write :meth:`ledger` to a file, from rank 0. All ranks must call it together."""
+        ledger = self.ledger(facts)
+        if ledger is not None:
+            write_ledger(ledger, path)
+
+    def close(self) -> None:
+        """Let transfers end and stop the engine's threads; happens by itself when the process ends."""
+        self._schedule.finish()
+        self._transport.close()
+
+    def _hand_out(self, tensors: list[torch.Tensor], kind: str, *, step: int) -> None:
+        """Rank 0's values to all ranks, a dtype at a time."""
+        if not tensors or self._transport.world_size == 1:
+            return
+        begun = self._transport.stamp()
+        wire = nbytes = 0
+        with torch.no_grad():
+            for dtype in dict.fromkeys(t.dtype for t in tensors):
+                alike = [t.detach() for t in tensors if t.dtype == dtype]
+                flat = torch.cat([t.reshape(-1) for t in alike])
+                nbytes += flat.nbytes
+                wire += self._transport.broadcast([flat])
+                for tensor, part in zip(alike, flat.split([t.numel() for t in alike]), strict=True):
+                    tensor.copy_(part.view(tensor.shape))
+        self._log.broadcast(kind, nbytes, wire, begun, self._transport.stamp(), step=step)
+
+
+def _only_device(named: list[tuple[str, nn.Parameter]]) -> torch.device:
+    if not named:
+        raise EngineError(
+            "the model has no parameter to train", hint="set requires_grad on some before wrapping it"
+        )
+    devices = {p.device for _, p in named}
+    if len(devices) > 1:
+        raise EngineError(
+            f"the model's parameters lie on {len(devices)} devices: {', '.join(sorted(map(str, devices)))}",
+            hint="move the model to one device before wrapping it",
+        )
+    device = devices.pop()
+    if device.type not in ("cpu", "cuda"):
+        raise EngineError(f"no transport for device {device}", hint="use cpu or cuda")
+    return device
+
+
+def _open_transport(
+    group: dist.ProcessGroup | None, device: torch.device, *, timeout: float, hang_timeout: float
+) -> Transport:
+    if group is None or group.size() == 1:
+        origin = time.perf_counter()
+        return LocalTransport(clock=lambda: time.perf_counter() - origin)
+    name = backend_name(group, device)
+    clock = synchronised_clock(group, device)
+    if name == "gloo" and device.type == "cpu":
+        health = start_health(group, hang_timeout=hang_timeout)
+        return GlooTransport(group, health=health, timeout=timeout, clock=clock)
+    if name == "nccl":
+        return NcclTransport(group, device=device, clock=clock)
+    raise EngineError(
+        f"no transport for {device.type} tensors over {name}", hint="use gloo for CPUs and nccl for CUDA"
+    )
+
+
+def _allocate(
+    buckets: tuple[Bucket, ...], parameters: list[nn.Parameter], *, sharded: bool, device: torch.device
+) -> list[Buffers]:
+    """The flat memory of each bucket; when sharded, the parameters move into it."""
+    memory = []
+    for bucket in buckets:
+        dtype = parameters[bucket.slots[0].index].dtype
+        buffers = Buffers(
+            label=bucket.label,
+            gradient=torch.zeros(bucket.numel, dtype=dtype, device=device),
+            shard_gradient=torch.zeros(bucket.shard_numel if sharded else 0, dtype=dtype, device=device),
+            parameter=torch.zeros(bucket.numel if sharded else 0, dtype=dtype, device=device),
+        )
+        if sharded:
+            for slot in bucket.slots:
+                parameter = parameters[slot.index]
+                view = like(buffers.parameter, slot.offset, parameter)
+                view.copy_(parameter.detach())
+                parameter.data = view
+        memory.append(buffers)
+    return memory
+
+
+def _link_level() -> str:
+    """What lies between the ranks, as far as the launcher's environment tells."""
+    if os.environ.get("LOCAL_WORLD_SIZE", "") == os.environ.get("WORLD_SIZE", "1"):
+        return "device" if torch.cuda.is_available() else "loopback"
+    address = os.environ.get("MASTER_ADDR", "localhost")
+    return "loopback" if address in ("localhost", "127.0.0.1", "::1") else "nic"
+
+
+def _close_at_exit(model: DataParallel) -> None:
+    """A rank that leaves while its last parameters are still being sent would break the others."""
+    reference = weakref.ref(model)
+
+    def close() -> None:
+        alive = reference()
+        if alive is not None:
+            with contextlib.suppress(Exception):
+                alive.close()
+
+    atexit.register(close)
