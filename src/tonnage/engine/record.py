@@ -61,6 +61,12 @@ class StepLog:
         while len(self._steps) > 1:
             self._write(self._steps.popleft())
 
+    def pause(self) -> None:
+        """The last step lasts until now, and the next one begins with its forward pass."""
+        if self._steps and self._current is not None and not self._current.compute and self._open is None:
+            self._steps[-1].stop = self._transport.stamp()
+            self._current = None
+
     def begin_compute(self, op: str) -> None:
         """From now on the rank computes ``op``."""
         self.end_compute()

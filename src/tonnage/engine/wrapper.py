@@ -212,6 +212,11 @@ class DataParallel(nn.Module):
         """Every parameter is whole and current when this returns."""
         self._schedule.wait_gathers()
 
+    def drain(self) -> None:
+        """Everything under way has ended, both ways; until the next forward pass no step runs."""
+        self._schedule.finish()
+        self._log.pause()
+
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
         """As of any module, after :meth:`wait`."""
         if "_schedule" in self.__dict__:
@@ -222,7 +227,7 @@ class DataParallel(nn.Module):
 
     def ledger(self, facts: Mapping[str, Any] | None = None) -> Ledger | None:
         """The ledger of all ranks on rank 0, ``None`` elsewhere. All ranks must call it together."""
-        self._schedule.finish()
+        self.drain()
         shape = {
             "world_size": self._transport.world_size,
             "num_params": sum(p.numel() for p in self._trained),
