@@ -20,7 +20,7 @@ import numpy as np
 import polars as pl
 
 from tonnage.errors import LedgerError
-from tonnage.ledger import intervals
+from tonnage.ledger.intervals import Intervals, intervals, length, overlap
 from tonnage.ledger.schema import COLUMNS, DEFAULTS, STILL_KINDS
 
 
@@ -153,10 +153,10 @@ class Ledger:
         ]
         return pl.DataFrame(rows, schema=_STEP_COLUMNS, orient="row").sort("rank", "step")
 
-    def intervals(self, *conditions: pl.Expr, **equal: Any) -> intervals.Intervals:
+    def intervals(self, *conditions: pl.Expr, **equal: Any) -> Intervals:
         """Starts and stops of the rows that meet the conditions; those without a time are left out."""
         frame = self.filter(*conditions, **equal).frame
-        return intervals.intervals(frame["start"].to_numpy(), frame["stop"].to_numpy())
+        return intervals(frame["start"].to_numpy(), frame["stop"].to_numpy())
 
 
 _STEP_COLUMNS = {
@@ -185,10 +185,10 @@ def _step_row(rank: object, step: object, rows: pl.DataFrame) -> dict[str, Any]:
         "rank": rank,
         "step": step,
         "start": float(whole[:, 0].min()) if len(whole) else float("nan"),
-        "seconds": intervals.length(whole) if len(whole) else float("nan"),
-        "compute": intervals.length(compute),
-        "moving": intervals.length(moving),
-        "overlapped": intervals.overlap(moving, compute),
+        "seconds": length(whole) if len(whole) else float("nan"),
+        "compute": length(compute),
+        "moving": length(moving),
+        "overlapped": overlap(moving, compute),
         "exposed": float(np.nansum(rows["exposed"].to_numpy()[moves])),
         "nbytes": int(rows["nbytes"].sum()),
         "wire_nbytes": int(rows["wire_nbytes"].sum()),
