@@ -14,7 +14,7 @@ READY  := $(VENV)/.ready
 help:  ## show the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | sort | expand -t 8
 
-demo: $(READY)  ## train on two shaped hosts, against torch DDP; writes demo.html
+demo: $(READY)  ## train on four shaped hosts, against torch DDP; writes demo.html
 	$(BIN)/tonnage demo --html demo.html
 
 test: lint types  ## every check that CI makes

@@ -92,6 +92,7 @@ class _Recorded:
         dist.broadcast_object_list(origin)
         self._origin = origin[0]
         self.number = 0
+        self._ended: float | None = None
 
     def wrap(self, model: nn.Module) -> nn.Module:
         return model
@@ -104,7 +105,9 @@ class _Recorded:
         return time.perf_counter() - self._origin
 
     def step(self, loss_of: Callable[[nn.Module], torch.Tensor]) -> float:
-        begun = self.now()
+        forward = self.now()
+        # A step lasts until the next one begins, as the engine counts it too.
+        begun = self._ended if self._ended is not None else forward
         loss = loss_of(self.model)
         forward_end = self.now()
         backward_end = self.backward(loss)
@@ -112,10 +115,11 @@ class _Recorded:
         self._optimizer.step()
         updated = self.now()
         self._optimizer.zero_grad()
-        self._still("compute", "forward", begun, forward_end)
+        self._still("compute", "forward", forward, forward_end)
         self._still("compute", "backward", forward_end, backward_end)
         self._still("compute", "optimizer", update, updated)
-        self._still("step", "step", begun, self.now())
+        self._ended = self.now()
+        self._still("step", "step", begun, self._ended)
         self.number += 1
         return loss.item()
 
@@ -127,7 +131,8 @@ class _Recorded:
         self._recorder.add(channel, self.number, nbytes, wire, start, stop, exposed)
 
     def drain(self) -> None:
-        """Every step has ended when it returns."""
+        """Every step has ended when it returns; the next one begins with its forward pass."""
+        self._ended = None
 
     def ledger(self, facts: Mapping[str, Any]) -> Ledger | None:
         mine = to_bytes(self._recorder.ledger(facts))

@@ -55,10 +55,16 @@ def _train(args: argparse.Namespace) -> None:
     text = torch.frombuffer(bytearray(read_text(args.text)), dtype=torch.uint8)
     compute = _compute_seconds(text, shape)
     settings = {"lr": LEARNING_RATE}
-    ways = {name: open_way(name, _model(shape), torch.optim.AdamW, settings, link=args.link) for name in WAYS}
+    ways: dict[WayName, Way] = {}
+    counted = dict.fromkeys(WAYS, 0)
+    for name in WAYS:
+        dist.barrier()
+        before = _sent_nbytes(args.interface)
+        ways[name] = open_way(name, _model(shape), torch.optim.AdamW, settings, link=args.link)
+        if name == "tonnage":  # what DDP sends to wrap a model is in no ledger
+            counted[name] = _sent_nbytes(args.interface) - before
     batches = {name: _batches(text, shape, rank) for name in WAYS}
     losses: dict[WayName, list[float]] = {name: [] for name in WAYS}
-    counted = dict.fromkeys(WAYS, 0)
     for block, first in enumerate(range(0, args.steps, BLOCK)):
         for turn in range(len(WAYS)):
             # Another order each time: who comes after whom should not matter either.

@@ -10,6 +10,7 @@ name, so that ranks further away name the cause and not the neighbour that stopp
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections.abc import Iterable
@@ -21,6 +22,9 @@ LINGER = 1.0
 
 _INTERVAL = 1.0
 _FAILED = "tonnage/failed"
+
+# torchrun's agent can hold the store; then no rank is to blame for it.
+_STORE_RANK = -1 if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else 0
 
 
 class Store(Protocol):
@@ -85,10 +89,14 @@ class Health:
             return self._published
         now = time.monotonic()
         if self._store_lost:
-            return Verdict(rank=0, reason=f"no longer answers at the job's store ({self._store_lost})")
+            return Verdict(
+                rank=_STORE_RANK, reason=f"no longer answers at the job's store ({self._store_lost})"
+            )
         since = self._in_call_since
         if since is not None and now - since > self.hang_timeout:
-            return Verdict(rank=0, reason=f"has not answered at the job's store for {now - since:.0f} s")
+            return Verdict(
+                rank=_STORE_RANK, reason=f"has not answered at the job's store for {now - since:.0f} s"
+            )
         for rank, (_, changed) in list(self._seen.items()):
             if rank in self._suspects and now - changed > self.hang_timeout:
                 return Verdict(rank=rank, reason=f"has shown no sign of life for {now - changed:.0f} s")

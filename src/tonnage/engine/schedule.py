@@ -88,7 +88,9 @@ class Schedule:
         self._gathers: dict[int, Ticket] = {}
         self._last_gathers: dict[int, Ticket] = {}
         self._versions: list[int] = []
-        self._need: list[int] = []
+        self._hooks: list[_ModuleHook] = []
+        self._called: list[_ModuleHook] = []
+        self._learnt = False
         self._priority = [len(buckets) - 1 - k for k in range(len(buckets))]
         self._add_hooks(module)
 
@@ -104,8 +106,8 @@ class Schedule:
 
     def end_forward(self) -> None:
         """The forward pass has ended; the loss and the backward pass follow."""
-        if len(self._need) and len(self._need) <= len(self._buckets):
-            self._learn_priorities()
+        if self.sharded and not self._learnt:
+            self._learn()
         self._log.begin_compute("backward")
         self.wait_sent()
 
@@ -115,12 +117,12 @@ class Schedule:
             self._transport.wait_sent(ticket)
         self._unsent.clear()
 
-    def before_module(self, indices: tuple[int, ...]) -> None:
-        """A module with parameters in these buckets is about to run."""
-        if len(self._need) <= len(self._buckets):
-            self._need.extend(k for k in indices if k not in self._need)
+    def before_module(self, hook: _ModuleHook) -> None:
+        """A module that reads parameters of ``hook.buckets`` is about to run."""
+        if not self._learnt and hook not in self._called:
+            self._called.append(hook)
         if self._gathers:
-            for index in indices:
+            for index in hook.buckets:
                 ticket = self._gathers.pop(index, None)
                 if ticket is not None:
                     self._receive(ticket)
@@ -204,6 +206,8 @@ class Schedule:
 
     def end_update(self) -> None:
         """The step is over."""
+        if self.sharded:
+            self._transport.all_gathers_started()
         self._log.end_compute()
         self._reductions.clear()
         self._log.end_step()
@@ -322,25 +326,39 @@ class Schedule:
                     hint="clip with model.clip_grad_norm_(…); to change gradients yourself use schedule='allreduce'",
                 )
 
-    def _learn_priorities(self) -> None:
-        """What the first forward pass needed first goes first from now on."""
-        order = [*self._need, *(k for k in reversed(range(len(self._buckets))) if k not in self._need)]
+    def _learn(self) -> None:
+        """From the first forward pass: which module waits for what, and what goes first from now on.
+
+        Some modules read a child's parameters without calling it (``nn.MultiheadAttention`` its output
+        projection): whoever holds such a child, and was called, waits for the child's buckets too.
+        """
+        by_name = {hook.name: hook for hook in self._hooks}
+        for hook in self._hooks:
+            holder = hook.name
+            while hook.buckets and by_name[holder] not in self._called and holder:
+                holder = holder.rpartition(".")[0]
+            if holder != hook.name:
+                by_name[holder].buckets = tuple(sorted({*by_name[holder].buckets, *hook.buckets}))
+        needed = dict.fromkeys(k for hook in self._called for k in hook.buckets)
+        order = [*needed, *(k for k in reversed(range(len(self._buckets))) if k not in needed)]
         for place, index in enumerate(order):
             self._priority[index] = place
-        self._need = [*order, -1]  # longer than there are buckets: learnt
+        self._called.clear()
+        self._learnt = True
 
     def _add_hooks(self, module: nn.Module) -> None:
         for index, parameter in enumerate(self._parameters):
             parameter.register_post_accumulate_grad_hook(Hook(self.on_gradient, index))
         place = {id(p): i for i, p in enumerate(self._parameters)}
-        for each in module.modules():
+        if not self.sharded:
+            return
+        for name, each in module.named_modules():
             own = [place[id(p)] for p in each.parameters(recurse=False) if id(p) in place]
-            if own and self.sharded:
-                indices = tuple(sorted({self._bucket_of[i] for i in own}))
-                each.register_forward_pre_hook(_ModuleHook(self.before_module, indices))
-            if self.sharded:
-                each.register_state_dict_pre_hook(Hook(self.wait_gathers))
-                each.register_load_state_dict_pre_hook(Hook(self.wait_gathers))
+            hook = _ModuleHook(self.before_module, name, tuple(sorted({self._bucket_of[i] for i in own})))
+            self._hooks.append(hook)
+            each.register_forward_pre_hook(hook)
+            each.register_state_dict_pre_hook(Hook(self.wait_gathers))
+            each.register_load_state_dict_pre_hook(Hook(self.wait_gathers))
 
 
 class Hook:
@@ -366,11 +384,17 @@ class Hook:
 
 
 class _ModuleHook(Hook):
-    """Called with the module and its inputs, which the schedule has no use for."""
+    """Before a module runs; ``buckets`` are those that it reads parameters of."""
+
+    def __init__(self, function: Callable[[_ModuleHook], None], name: str, buckets: tuple[int, ...]) -> None:
+        super().__init__(function)
+        self.name = name
+        self.buckets = buckets
 
     def __call__(self, *_: Any, **__: Any) -> None:
+        """Run it, unless it was left behind; the module and its inputs don't matter."""
         if self._function is not None:
-            self._function(*self._first)
+            self._function(self)
 
 
 def _detached(kind: type[Hook]) -> Hook:

@@ -13,8 +13,8 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import sys
 import time
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -34,12 +34,14 @@ from tonnage.engine.transport import (
     NcclTransport,
     Transport,
     backend_name,
+    bound_send_queues,
     check_same_plan,
     engine_group,
+    open_files,
     start_health,
     synchronised_clock,
 )
-from tonnage.errors import EngineError
+from tonnage.errors import EngineError, RankFailure
 from tonnage.ledger import Ledger, from_bytes, to_bytes, write_ledger
 from tonnage.units import parse_size
 
@@ -88,7 +90,9 @@ class DataParallel(nn.Module):
         self._trained = [p for _, p in named]
         self._frozen = [p for p in module.parameters() if not p.requires_grad]
         device = _only_device(named)
+        before = open_files()
         group = engine_group(process_group, timeout=timeout)
+        opened = open_files() - before
         world_size = group.size() if group is not None else 1
         self._buckets = cut_buckets(
             [
@@ -101,7 +105,7 @@ class DataParallel(nn.Module):
         if group is not None:
             names = [f"{n} {tuple(p.shape)} {p.dtype}" for n, p in named]
             check_same_plan(group, plan_hash(self._buckets), names, device)
-        self._transport = _open_transport(group, device, timeout=timeout, hang_timeout=hang_timeout)
+        self._transport = _open_transport(group, device, opened, timeout=timeout, hang_timeout=hang_timeout)
         self._log = StepLog(self._transport, link=_link_level())
         self._memory = _allocate(self._buckets, self._trained, sharded=schedule == "shard", device=device)
         for memory in self._memory:
@@ -120,7 +124,7 @@ class DataParallel(nn.Module):
         self._optimizer: EngineOptimizer | None = None
         self._hand_out(list(module.parameters()), "parameter", step=-1)
         self._hand_out(list(module.buffers()), "buffer", step=-1)
-        _close_at_exit(self)
+        self._close = _Closing(self._schedule, self._transport)
 
     # Training.
 
@@ -128,6 +132,10 @@ class DataParallel(nn.Module):
         """The module's forward; in training it also opens a step."""
         if not (self.training and torch.is_grad_enabled()):
             return self.module(*args, **kwargs)
+        if self._close.closed:
+            raise EngineError(
+                "a forward pass to train after close()", hint="wrap the model again to train on"
+            )
         if any(p.requires_grad for p in self._frozen):
             raise EngineError(
                 "a parameter was unfrozen after the model was wrapped, and would not be averaged",
@@ -135,6 +143,7 @@ class DataParallel(nn.Module):
             )
         self._schedule.begin_forward()
         if self._broadcast_buffers and self._schedule.synchronising:
+            self._schedule.wait_sent()  # as in clip_grad_norm_
             self._hand_out(list(self.module.buffers()), "buffer", step=self._log.step)
         output = self.module(*args, **kwargs)
         self._schedule.end_forward()
@@ -189,6 +198,9 @@ class DataParallel(nn.Module):
         if not isinstance(self._optimizer, ShardedOptimizer):
             return torch.nn.utils.clip_grad_norm_(self._trained, max_norm)
         self._schedule.wait_reductions()
+        # The exchange below overtakes what is queued. Peers that still lack our gradients would never
+        # come to it.
+        self._schedule.wait_sent()
         gradients = self._optimizer.segment_gradients()
         device = self._memory[0].gradient.device
         squares = torch.zeros(1, dtype=torch.float64, device=device)
@@ -244,8 +256,7 @@ class DataParallel(nn.Module):
 
     def close(self) -> None:
         """Let transfers end and stop the engine's threads; happens by itself when the process ends."""
-        self._schedule.finish()
-        self._transport.close()
+        self._close()
 
     def _hand_out(self, tensors: list[torch.Tensor], kind: str, *, step: int) -> None:
         """Rank 0's values to all ranks, a dtype at a time."""
@@ -282,14 +293,20 @@ def _only_device(named: list[tuple[str, nn.Parameter]]) -> torch.device:
 
 
 def _open_transport(
-    group: dist.ProcessGroup | None, device: torch.device, *, timeout: float, hang_timeout: float
+    group: dist.ProcessGroup | None,
+    device: torch.device,
+    opened: frozenset[int],
+    *,
+    timeout: float,
+    hang_timeout: float,
 ) -> Transport:
     if group is None or group.size() == 1:
         origin = time.perf_counter()
         return LocalTransport(clock=lambda: time.perf_counter() - origin)
     name = backend_name(group, device)
-    clock = synchronised_clock(group, device)
+    clock, rtt = synchronised_clock(group, device)
     if name == "gloo" and device.type == "cpu":
+        bound_send_queues(group, opened, rtt=rtt)
         health = start_health(group, hang_timeout=hang_timeout)
         return GlooTransport(group, health=health, timeout=timeout, clock=clock)
     if name == "nccl":
@@ -330,14 +347,38 @@ def _link_level() -> str:
     return "loopback" if address in ("localhost", "127.0.0.1", "::1") else "nic"
 
 
-def _close_at_exit(model: DataParallel) -> None:
-    """A rank that leaves while its last parameters are still being sent would break the others."""
-    reference = weakref.ref(model)
+class _Closing:
+    """Ends the engine once: when asked to, or when the process ends.
 
-    def close() -> None:
-        alive = reference()
-        if alive is not None:
-            with contextlib.suppress(Exception):
-                alive.close()
+    A rank that leaves while its last parameters are still being sent would break the others, and a
+    thread that runs on while the interpreter goes down aborts the process. The model may be gone by
+    then, so this holds what it needs.
+    """
 
-    atexit.register(close)
+    def __init__(self, schedule: Schedule, transport: Transport) -> None:
+        self.closed = False
+        self._schedule = schedule
+        self._transport = transport
+        atexit.register(self._at_exit)
+
+    def __call__(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        self._schedule.finish()
+        self._transport.close()
+        atexit.unregister(self._at_exit)
+
+    def _at_exit(self) -> None:
+        lost = isinstance(getattr(sys, "last_value", None), RankFailure)
+        try:
+            self._schedule.finish()
+        except (EngineError, RankFailure):
+            lost = True
+        if lost:
+            # A thread that waits inside Gloo for a lost rank can't be called back, and one that comes
+            # back while the interpreter goes down aborts it. What went wrong has been told by now.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(1)
+        self._transport.close()

@@ -23,7 +23,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -42,6 +42,9 @@ IN_FLIGHT = 2
 """Messages to each peer that may be on their way: one being sent, one ready to follow."""
 
 _TAG = {"reduce-scatter": 1 << 28, "all-gather": 2 << 28}
+_LAST = 1 << 30
+"""Priority of a blocking collective: behind all messages, since peers may need these to get to it."""
+
 _MAX_BUCKETS = 1 << 14
 _MAX_CHUNKS = 1 << 14
 
@@ -64,7 +67,7 @@ class _Exchange:
     sends: list[_Message]
     receives: list[_Message]
     finish: Callable[[], None] | None = None
-    posted: list[_Open] = field(default_factory=list)
+    posted: deque[_Open] | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -93,7 +96,8 @@ class GlooTransport:
         self._changed = threading.Condition()
         self._jobs: list[tuple[int, int, Iterator[_Open]]] = []
         self._num_jobs = 0
-        self._waiting: list[tuple[int, int, Ticket, deque[_Open], _Exchange | None]] = []
+        self._waiting: list[tuple[int, int, Ticket, _Exchange | deque[_Open]]] = []
+        self._held: list[tuple[int, int, Ticket, _Exchange | deque[_Open]]] = []
         self._waits_for: int | None = None
         self._failure: Verdict | None = None
         self._closing = False
@@ -153,6 +157,18 @@ class GlooTransport:
         self.expect_gather(index)
         bucket.expected = False
         return self._start(bucket.all_gather, priority=priority)
+
+    def all_gathers_started(self) -> None:
+        """Only now wait for their receives, the most urgent first.
+
+        A wait can't be left once begun, and peers send the least urgent bucket last: to begin to wait
+        for it because it was started first would hide the arrival of all the others.
+        """
+        with self._changed:
+            for entry in self._held:
+                heapq.heappush(self._waiting, entry)
+            self._held.clear()
+            self._changed.notify_all()
 
     def start_all_reduce(self, index: int) -> Ticket:
         """Gloo's ring all-reduce, which does reach the link's speed."""
@@ -285,6 +301,7 @@ class GlooTransport:
     def _start(self, exchange: _Exchange, priority: int) -> Ticket:
         wire = exchange.nbytes // self.world_size * (self.world_size - 1)
         ticket = Ticket(exchange.leg, exchange.label, exchange.nbytes, wire, priority)
+        self._await_receives(ticket, exchange)
         self._submit(priority, self._send(exchange, ticket))
         return ticket
 
@@ -321,18 +338,17 @@ class GlooTransport:
 
     def _post(self, exchange: _Exchange) -> Iterator[_Open]:
         """Post all receives of a leg at once; they wait in Gloo for as long as it takes."""
-        assert not exchange.posted
         what = f"{exchange.leg} of bucket {exchange.label}"
-        exchange.posted = [
+        posted = deque(
             (self._group.recv([memory], peer, tag), peer, what) for peer, memory, tag in exchange.receives
-        ]
+        )
+        with self._changed:
+            exchange.posted = posted
+            self._changed.notify_all()
         yield from ()
 
     def _send(self, exchange: _Exchange, ticket: Ticket) -> Iterator[_Open]:
         ticket.start = self._clock()
-        receives, exchange.posted = deque(exchange.posted), []
-        assert len(receives) == len(exchange.receives)
-        self._await_receives(ticket, receives, exchange)
         what = f"{exchange.leg} of bucket {exchange.label}"
         for peer, memory, tag in exchange.sends:
             yield self._group.send([memory], peer, tag), peer, what
@@ -343,16 +359,18 @@ class GlooTransport:
         gradient.mul_(1.0 / self.world_size)
         ticket.start = self._clock()
         work = self._group.allreduce([gradient], dist.AllreduceOptions())
-        what = f"all-reduce of bucket {ticket.label}"
-        self._await_receives(ticket, deque([(work, -1, what)]), None)
+        self._await_receives(ticket, deque([(work, -1, f"all-reduce of bucket {ticket.label}")]))
         yield from ()
 
     # The receiving thread.
 
-    def _await_receives(self, ticket: Ticket, handles: deque[_Open], exchange: _Exchange | None) -> None:
+    def _await_receives(self, ticket: Ticket, source: _Exchange | deque[_Open]) -> None:
         with self._changed:
             self._num_jobs += 1
-            entry = (ticket.priority, self._num_jobs, ticket, handles, exchange)
+            entry = (ticket.priority, self._num_jobs, ticket, source)
+            if ticket.leg == "all-gather":
+                self._held.append(entry)
+                return
             heapq.heappush(self._waiting, entry)
             self._changed.notify_all()
 
@@ -364,26 +382,41 @@ class GlooTransport:
                     if self._closing and not self._issuer.is_alive():
                         return
                     self._changed.wait(0.2 if self._closing else None)
-                _, _, ticket, handles, exchange = self._waiting[0]
+                entry = self._waiting[0]
+                _, _, ticket, source = entry
+                if isinstance(source, _Exchange):
+                    if source.posted is None:  # the issuing thread is about to
+                        self._changed.wait(0.2)
+                        continue
+                    handles = source.posted
+                else:
+                    handles = source
             if handles:
                 work, peer, what = handles.popleft()
                 self._waits_for = peer
                 self._await_work(work, peer, f"waiting for the {what}")
                 self._waits_for = None
                 continue
-            if exchange is not None and exchange.finish is not None:
-                exchange.finish()
+            self._finish_receives(ticket, source)
+            with self._changed:
+                self._waiting.remove(entry)
+                heapq.heapify(self._waiting)
+                self._changed.notify_all()
+
+    def _finish_receives(self, ticket: Ticket, source: _Exchange | deque[_Open]) -> None:
+        if isinstance(source, _Exchange):
+            source.posted = None
+            if source.finish is not None:
+                source.finish()
                 # The scratch memory is free again: let the next step's gradients find their receives.
                 # Before telling, since whoever is told may start that next step.
-                self._submit(-2, self._post(exchange))
-            ticket.stop = self._clock()
-            with self._changed:
-                self._waiting.remove(next(e for e in self._waiting if e[2] is ticket))
-                heapq.heapify(self._waiting)
-                ticket.received = True
-                if exchange is None:
-                    ticket.sent = True
-                self._changed.notify_all()
+                self._submit(-2, self._post(source))
+        ticket.stop = self._clock()
+        with self._changed:
+            ticket.received = True
+            if not isinstance(source, _Exchange):
+                ticket.sent = True
+            self._changed.notify_all()
 
     # Waiting, and what goes wrong.
 
@@ -491,7 +524,7 @@ class GlooTransport:
                 self._changed.notify_all()
             yield from ()
 
-        self._submit(-3, job())
+        self._submit(_LAST, job())
         self._wait(lambda: bool(result), "exchange")
         return result[0]
 

@@ -35,10 +35,13 @@ def engine_group(parent: dist.ProcessGroup | None, *, timeout: float) -> dist.Pr
                 hint="call torch.distributed.init_process_group() before tonnage.DataParallel(model)",
             )
         return None
-    ranks = dist.get_process_group_ranks(parent) if parent is not None else None
-    group = dist.new_group(ranks, timeout=timedelta(seconds=timeout))
-    if not isinstance(group, dist.ProcessGroup):
+    if parent is not None and not isinstance(parent, dist.ProcessGroup):
         raise EngineError("this rank is not a member of the group given to tonnage.DataParallel")
+    ranks = dist.get_process_group_ranks(parent) if parent is not None else None
+    # Ranks outside a smaller group don't come here, so its members must find each other without them.
+    is_part = ranks is not None and len(ranks) < dist.get_world_size()
+    group = dist.new_group(ranks, timeout=timedelta(seconds=timeout), use_local_synchronization=is_part)
+    assert isinstance(group, dist.ProcessGroup)
     return group
 
 
@@ -59,11 +62,12 @@ def start_health(group: dist.ProcessGroup, *, hang_timeout: float) -> Health:
     return Health(store, rank=group.rank(), world_size=group.size(), hang_timeout=hang_timeout)
 
 
-def synchronised_clock(group: dist.ProcessGroup, device: torch.device) -> Callable[[], float]:
-    """Seconds since rank 0 got here, on rank 0's clock, to within half the quickest round trip.
+def synchronised_clock(group: dist.ProcessGroup, device: torch.device) -> tuple[Callable[[], float], float]:
+    """Seconds since rank 0 got here, on rank 0's clock; and the quickest round trip to it, in seconds.
 
     Each rank asks rank 0 for its time, a few times; the answer of the quickest round trip is taken to
-    have been given half way through it (Cristian, "Probabilistic clock synchronization", 1989).
+    have been given half way through it (Cristian, "Probabilistic clock synchronization", 1989), so
+    the clock is right to within half that round trip.
     """
     origin = time.perf_counter()
     best = (float("inf"), 0.0)
@@ -82,8 +86,8 @@ def synchronised_clock(group: dist.ProcessGroup, device: torch.device) -> Callab
                 theirs = float(value.item())
                 answered = time.perf_counter()
                 best = min(best, (answered - asked, (asked + answered) / 2 - theirs))
-    zero = origin if rank == 0 else best[1]
-    return lambda: time.perf_counter() - zero
+    zero, rtt = (origin, 0.0) if rank == 0 else (best[1], best[0])
+    return lambda: time.perf_counter() - zero, rtt
 
 
 def check_same_plan(group: dist.ProcessGroup, digest: bytes, names: list[str], device: torch.device) -> None:

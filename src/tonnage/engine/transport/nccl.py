@@ -97,6 +97,9 @@ class NcclTransport:
             lambda: _all_gather(buffers.parameter, own, group=self._group, async_op=True),
         )
 
+    def all_gathers_started(self) -> None:
+        """NCCL's order is the order of starting."""
+
     def start_all_reduce(self, index: int) -> Ticket:
         """Average in place; dividing first, as DDP does, keeps half precision from overflowing."""
         gradient = self._buckets[index].gradient

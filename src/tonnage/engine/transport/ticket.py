@@ -101,6 +101,10 @@ class Transport(Protocol):
         """Begin to hand the own shard of ``parameter`` to all and take theirs."""
         ...
 
+    def all_gathers_started(self) -> None:
+        """This step's last all-gather has been started."""
+        ...
+
     def start_all_reduce(self, index: int) -> Ticket:
         """Begin to average the bucket's gradients in place."""
         ...
