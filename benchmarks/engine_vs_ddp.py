@@ -19,7 +19,6 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 CAPS = (1, 5, 25)
@@ -142,7 +141,11 @@ def work(task: dict[str, object]) -> int:
     if dist.get_rank() == 0:
         case = {
             **{key: task[key] for key in ("compute", "ratio")},
-            **{"ranks": ranks, "comm": comm, "alone": single, "bound": max(single, comm), "times": times},
+            "ranks": ranks,
+            "comm": comm,
+            "alone": single,
+            "bound": max(single, comm),
+            "times": times,
         }
         print(json.dumps(case), flush=True)
     dist.destroy_process_group()

@@ -15,8 +15,18 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from tonnage.plan import Accuracy, Batch, Cluster, Found, Layout, Model, Offer, Prediction, Recipe
-    from tonnage.plan.words import Language
+    from tonnage.plan import (
+        Accuracy,
+        Batch,
+        Cluster,
+        Found,
+        Language,
+        Layout,
+        Model,
+        Offer,
+        Prediction,
+        Recipe,
+    )
 
 _EPILOG = """examples:
   tonnage plan llama3-70b --cluster h100x512 --tp 8 --pp 4 --micro-batch 1 --global-batch 512 --seq 8192
@@ -47,15 +57,22 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
     _software_options(parser)
     ask = parser.add_argument_group("questions")
     ask.add_argument("--search", action="store_true", help="the fastest layouts that fit, and why")
-    ask.add_argument("--top", type=int, default=10, metavar="N", help="layouts to list (10)")
+    ask.add_argument("--top", type=_whole, default=10, metavar="N", help="layouts to list (10)")
     ask.add_argument(
         "--what-if", action="append", default=[], metavar="KEY=VALUE", help="the same run, changed"
     )
     ask.add_argument("--explain", action="store_true", help="show the working behind each figure")
-    ask.add_argument("--tokens", type=float, metavar="N", help="tokens to train on: adds card hours")
-    ask.add_argument("--days", type=float, metavar="D", help="with --tokens: the cheapest cluster in D days")
+    ask.add_argument(
+        "--measured", type=_amount, metavar="SECONDS", help="a measured step: what it says of the links"
+    )
+    ask.add_argument("--tokens", type=_amount, metavar="N", help="tokens to train on: adds card hours")
+    ask.add_argument(
+        "--days", type=_amount, metavar="D", help="with --tokens: the cheapest cluster in D days"
+    )
     ask.add_argument("--cards", metavar="A,B", help="with --days: cards to choose from")
-    ask.add_argument("--most", type=int, default=4096, metavar="N", help="with --days: cards at most (4096)")
+    ask.add_argument(
+        "--most", type=_whole, default=4096, metavar="N", help="with --days: cards at most (4096)"
+    )
     ask.add_argument("--price", action="append", default=[], metavar="CARD=X", help="money for a card's hour")
     mfu = parser.add_argument_group("convert-mfu")
     mfu.add_argument("--model", metavar="MODEL", help="whose utilisation it is")
@@ -71,23 +88,41 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.set_defaults(run=run)
 
 
+def _whole(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of 1 or more")
+    return int(text)
+
+
+def _amount(text: str) -> float:
+    try:
+        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
+    return value
+
+
 def _run_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("what runs where")
     group.add_argument("--cluster", metavar="CLUSTER", help="h100x512, 4x8xA100, or a cluster.toml")
     group.add_argument("--nic", "--net", metavar="RATE", help="between hosts, a card: 400 (Gbit/s) or 50GB/s")
     group.add_argument(
-        "--global-batch", type=int, metavar="N", help="sequences a step (512, or what divides)"
+        "--global-batch", type=_whole, metavar="N", help="sequences a step (512, or what divides)"
     )
-    group.add_argument("--seq", type=int, metavar="N", help="tokens a sequence (the model's, up to 8192)")
+    group.add_argument("--seq", type=_whole, metavar="N", help="tokens a sequence (the model's, up to 8192)")
 
 
 def _layout_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("layout; dp takes the cards that are left")
     for name in ("dp", "tp", "pp", "cp", "ep"):
-        group.add_argument(f"--{name}", type=int, metavar="N", help=f"degree of {name}")
-    group.add_argument("--virtual", type=int, default=1, metavar="N", help="chunks of layers a stage holds")
+        group.add_argument(f"--{name}", type=_whole, metavar="N", help=f"degree of {name}")
+    group.add_argument(
+        "--virtual", type=_whole, default=1, metavar="N", help="chunks of layers a stage holds"
+    )
     group.add_argument("--stages", metavar="A,B,…", help="layers of each chunk, where they are uneven")
-    group.add_argument("--micro-batch", type=int, default=1, metavar="N", help="sequences of one pass")
+    group.add_argument("--micro-batch", type=_whole, default=1, metavar="N", help="sequences of one pass")
     group.add_argument("--zero", type=int, choices=(0, 1, 2, 3), help="what is sharded (1); 3 is FSDP")
     group.add_argument("--shard", type=int, default=0, metavar="N", help="ranks of a shard, for HSDP")
     group.add_argument("--no-sp", action="store_true", help="tensor without sequence parallel")
@@ -101,13 +136,13 @@ def _software_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--precision", metavar="P", help="bf16, fp16, fp8, fp8-cs, mxfp8, nvfp4")
     group.add_argument("--attention", metavar="A", help="eager, flash1, flash2, flash3")
-    group.add_argument("--optimizer", metavar="O", help="adam, adam-8bit, sgd, muon")
-    group.add_argument("--grad-bytes", type=int, metavar="N", help="bytes of a gradient element (4)")
+    group.add_argument("--optimizer", metavar="O", help="adam, adam-8bit, adam-paged, sgd, muon")
+    group.add_argument("--grad-bytes", type=_whole, metavar="N", help="bytes of a gradient element (4)")
     group.add_argument("--compress", metavar="C", help="gradients sent as bf16, fp16, int8, int4")
-    group.add_argument("--keep", type=float, metavar="X", help="share of the gradients that is sent")
-    group.add_argument("--trainable", type=float, metavar="X", help="share of the parameters that trains")
-    group.add_argument("--lora", type=int, metavar="R", help="adapters of rank R; all else is frozen")
-    group.add_argument("--local-steps", type=int, metavar="H", help="reduce every H steps only")
+    group.add_argument("--keep", type=_amount, metavar="X", help="share of the gradients that is sent")
+    group.add_argument("--trainable", type=_amount, metavar="X", help="share of the parameters that trains")
+    group.add_argument("--lora", type=_whole, metavar="R", help="adapters of rank R; all else is frozen")
+    group.add_argument("--local-steps", type=_whole, metavar="H", help="reduce every H steps only")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -137,8 +172,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _cluster(args: argparse.Namespace) -> Cluster:
-    from tonnage.plan import load_cluster
-    from tonnage.plan.whatif import nic_rate
+    from tonnage.plan import load_cluster, nic_rate
 
     cluster = load_cluster(args.cluster)
     return cluster.with_nic(nic_rate(args.nic)) if args.nic else cluster
@@ -170,6 +204,9 @@ def _recipe(args: argparse.Namespace, model: Model) -> Recipe:
     changes = {key: value for key, value in named.items() if value is not None}
     # Gradients are added up and sent in fp32 unless somebody says otherwise.
     changes.setdefault("grad_nbytes", 4)
+    if args.optimizer == "adam-paged":
+        # What is paged out to the host includes the master copy.
+        changes["master"] = False
     if args.lora:
         if args.trainable:
             raise UsageError("--lora and --trainable say the same", hint="give one of them")
@@ -190,8 +227,7 @@ def _lora_share(model: Model, rank: int) -> float:
 
 def _layout(args: argparse.Namespace, cluster: Cluster, recipe: Recipe) -> Layout:
     from tonnage.errors import LayoutError, UsageError
-    from tonnage.plan import Layout
-    from tonnage.plan.layout import nearest_divisor
+    from tonnage.plan import Layout, nearest_divisor
 
     tp, pp, cp = args.tp or 1, args.pp or 1, args.cp or 1
     used = max(tp, 1) * max(pp, 1) * max(cp, 1)
@@ -224,9 +260,7 @@ def _layout(args: argparse.Namespace, cluster: Cluster, recipe: Recipe) -> Layou
 
 
 def _plan(args: argparse.Namespace, model: Model, cluster: Cluster, batch: Batch, recipe: Recipe) -> int:
-    from tonnage.plan import Scenario, change, predict
-    from tonnage.plan.document import prediction_json
-    from tonnage.plan.words import say
+    from tonnage.plan import Scenario, change, predict, prediction_json, say
 
     base = Scenario(
         name=say("now", args.lang),
@@ -257,14 +291,12 @@ def _plan(args: argparse.Namespace, model: Model, cluster: Cluster, batch: Batch
 
 
 def _show_prediction(console: Console, prediction: Prediction, args: argparse.Namespace) -> None:
-    from tonnage.plan import explain
-    from tonnage.plan.overlap import text_timeline
-    from tonnage.plan.words import say
+    from tonnage.plan import say, text_timeline
     from tonnage.units import format_time
 
     lang: Language = args.lang
-    console.print(explain.headline(prediction, lang), style="bold", highlight=False)
-    console.print(f"{say('layout', lang)}: {explain.layout_text(prediction.layout)}", highlight=False)
+    console.print(headline(prediction, lang), style="bold", highlight=False)
+    console.print(f"{say('layout', lang)}: {layout_text(prediction.layout)}", highlight=False)
     if args.tokens:
         hours = prediction.device_hours(args.tokens)
         console.print(
@@ -273,36 +305,37 @@ def _show_prediction(console: Console, prediction: Prediction, args: argparse.Na
             highlight=False,
         )
     part = [say(key, lang) for key in ("part", "seconds", "share")]
-    _table(
-        console, say("where the seconds go", lang), part, explain.part_rows(prediction, lang), numbers=(1, 2)
-    )
+    _table(console, say("where the seconds go", lang), part, part_rows(prediction, lang), numbers=(1, 2))
     names = ("kind", "op", "group", "link", "calls", "wire", "time", "exposed")
     _table(
         console,
         say("what moves", lang),
         [say(key, lang) for key in names],
-        explain.ledger_table(prediction, lang),
+        ledger_table(prediction, lang),
         numbers=(4, 5, 6, 7),
     )
     _table(
         console,
         f"{say('memory', lang)} ({prediction.memory_stage})",
         [say("part", lang), "GiB"],
-        explain.memory_rows(prediction, lang),
+        memory_rows(prediction, lang),
         numbers=(1,),
     )
     console.print(say("timeline", lang), highlight=False)
     width = max(40, min(100, console.width - 14))
     for line in text_timeline(prediction.simulated, prediction.layout.pp, width=width):
         console.print(line, highlight=False, markup=False)
+    if args.measured:
+        for line in measured_lines(prediction, args.measured):
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
     if args.explain:
         console.print(f"\n{say('working', lang)}", style="bold")
-        for line in explain.working(prediction, lang):
+        for line in working(prediction, lang):
             console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _show_cases(console: Console, names: list[str], predicted: list[Prediction], lang: Language) -> None:
-    from tonnage.plan.words import say
+    from tonnage.plan import say
     from tonnage.units import format_time
 
     first = predicted[0].seconds
@@ -323,12 +356,11 @@ def _show_cases(console: Console, names: list[str], predicted: list[Prediction],
             )
         )
     heads = [say(key, lang) for key in ("change", "step", "against", "exposed", "tokens")]
-    _table(console, "", [*heads, "MFU", say("memory", lang), ""], rows, numbers=(1, 2, 3, 4, 5, 6))
+    _table(console, "", [*heads, "MFU", say("held", lang), ""], rows, numbers=(1, 2, 3, 4, 5, 6))
 
 
 def _search(args: argparse.Namespace, model: Model, cluster: Cluster, batch: Batch, recipe: Recipe) -> int:
-    from tonnage.plan import search
-    from tonnage.plan.document import search_json
+    from tonnage.plan import search, search_json
 
     with _progress(args, "layouts") as told:
         found = search(model, cluster, batch, recipe=recipe, top=args.top, progress=told)
@@ -341,17 +373,16 @@ def _search(args: argparse.Namespace, model: Model, cluster: Cluster, batch: Bat
 
 
 def _show_found(console: Console, found: Found, args: argparse.Namespace) -> None:
-    from tonnage.plan import explain
-    from tonnage.plan.words import say
+    from tonnage.plan import say
     from tonnage.units import format_time
 
     lang: Language = args.lang
     best = found.best[0]
-    console.print(explain.headline(best, lang), style="bold", highlight=False)
+    console.print(headline(best, lang), style="bold", highlight=False)
     rows = [
         (
             str(i + 1),
-            explain.layout_text(each.layout),
+            layout_text(each.layout),
             format_time(each.seconds),
             f"{each.seconds / best.seconds - 1:+.1%}",
             f"{each.tokens_per_second_per_device:,.0f}",
@@ -364,7 +395,7 @@ def _show_found(console: Console, found: Found, args: argparse.Namespace) -> Non
         "",
         *(say(key, lang) for key in ("layout", "step", "against", "tokens")),
         "MFU",
-        say("memory", lang),
+        say("held", lang),
     ]
     _table(console, say("best layouts", lang), heads, rows, numbers=(2, 3, 4, 5, 6))
     if found.why:
@@ -384,9 +415,7 @@ def _show_found(console: Console, found: Found, args: argparse.Namespace) -> Non
 
 def _budget(args: argparse.Namespace, model: Model) -> int:
     from tonnage.errors import UsageError
-    from tonnage.plan import Batch, cheapest_cluster, device_cluster
-    from tonnage.plan.document import offers_json
-    from tonnage.plan.search import sizes_of
+    from tonnage.plan import Batch, cheapest_cluster, device_cluster, offers_json, sizes_of
 
     if not args.tokens:
         raise UsageError("how many tokens in that time?", hint="add --tokens 2e12")
@@ -433,8 +462,7 @@ def _price(text: str) -> tuple[str, float]:
 
 
 def _show_offers(console: Console, offers: list[Offer], lang: Language) -> None:
-    from tonnage.plan import explain
-    from tonnage.plan.words import say
+    from tonnage.plan import say
 
     rows = [
         (
@@ -443,7 +471,7 @@ def _show_offers(console: Console, offers: list[Offer], lang: Language) -> None:
             f"{each.device_hours:,.0f}",
             f"{each.cost:,.0f}" if each.cost else "",
             f"{each.prediction.mfu:.1%}",
-            explain.layout_text(each.prediction.layout),
+            layout_text(each.prediction.layout),
         )
         for each in offers
     ]
@@ -455,8 +483,7 @@ def _show_offers(console: Console, offers: list[Offer], lang: Language) -> None:
 
 def _accuracy(args: argparse.Namespace) -> int:
     from tonnage.errors import UsageError
-    from tonnage.plan import measure, read_rows
-    from tonnage.plan.document import accuracy_json
+    from tonnage.plan import accuracy_json, measure, read_rows
 
     if len(args.rest) != 1:
         raise UsageError("accuracy takes one file of runs", hint="tonnage plan accuracy runs.csv")
@@ -473,18 +500,21 @@ def _accuracy(args: argparse.Namespace) -> int:
 
 
 def _show_accuracy(console: Console, accuracy: Accuracy) -> None:
-    from tonnage.plan import explain
+    from tonnage.plan import ACCURACY_COLUMNS, accuracy_rows
 
-    columns = list(explain.ACCURACY_COLUMNS)
-    _table(console, "", columns, explain.accuracy_rows(accuracy), numbers=tuple(range(2, len(columns))))
+    # A narrow terminal shows the errors; memory and ranks are in --json and --markdown as well.
+    shown = 8 if console.width < 140 else len(ACCURACY_COLUMNS)
+    columns = list(ACCURACY_COLUMNS[:shown])
+    rows = [row[:shown] for row in accuracy_rows(accuracy)]
+    _table(console, "", columns, rows, numbers=tuple(range(2, shown)))
     for row, source, reason in accuracy.refused:
         console.print(f"refused: row {row} of {source}: {reason}", highlight=False)
 
 
 def _accuracy_markdown(accuracy: Accuracy) -> str:
-    from tonnage.plan import explain
+    from tonnage.plan import accuracy_markdown
 
-    return explain.accuracy_markdown(accuracy)
+    return accuracy_markdown(accuracy)
 
 
 def _convert(args: argparse.Namespace) -> int:

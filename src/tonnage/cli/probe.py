@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
-    from tonnage.plan.probe import Measured
+    from tonnage.plan import Measured
 
 
 def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -37,7 +37,7 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure, fit, write and tell."""
     from tonnage.errors import UsageError
-    from tonnage.plan.probe import SIZES, measure_here
+    from tonnage.plan import SIZES, measure_here
     from tonnage.units import parse_size
 
     largest = parse_size(args.largest)
@@ -77,7 +77,7 @@ def _under_torchrun(args: argparse.Namespace) -> int:
 
 
 def _tell(args: argparse.Namespace, measured: Measured) -> None:
-    from tonnage.plan.probe import fit_line, measured_table, to_toml
+    from tonnage.plan import fit_line, measured_table, to_toml
     from tonnage.units import format_bandwidth, format_size, format_time
 
     table = measured_table(measured)

@@ -143,7 +143,6 @@ class DataParallel(nn.Module):
             )
         self._schedule.begin_forward()
         if self._broadcast_buffers and self._schedule.synchronising:
-            self._schedule.wait_sent()  # as in clip_grad_norm_
             self._hand_out(list(self.module.buffers()), "buffer", step=self._log.step)
         output = self.module(*args, **kwargs)
         self._schedule.end_forward()
@@ -198,9 +197,6 @@ class DataParallel(nn.Module):
         if not isinstance(self._optimizer, ShardedOptimizer):
             return torch.nn.utils.clip_grad_norm_(self._trained, max_norm)
         self._schedule.wait_reductions()
-        # The exchange below overtakes what is queued. Peers that still lack our gradients would never
-        # come to it.
-        self._schedule.wait_sent()
         gradients = self._optimizer.segment_gradients()
         device = self._memory[0].gradient.device
         squares = torch.zeros(1, dtype=torch.float64, device=device)

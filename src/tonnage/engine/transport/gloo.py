@@ -348,7 +348,8 @@ class GlooTransport:
         yield from ()
 
     def _send(self, exchange: _Exchange, ticket: Ticket) -> Iterator[_Open]:
-        ticket.start = self._clock()
+        if ticket.start is None:
+            ticket.start = self._clock()
         what = f"{exchange.leg} of bucket {exchange.label}"
         for peer, memory, tag in exchange.sends:
             yield self._group.send([memory], peer, tag), peer, what
@@ -412,6 +413,8 @@ class GlooTransport:
                 # Before telling, since whoever is told may start that next step.
                 self._submit(-2, self._post(source))
         ticket.stop = self._clock()
+        if ticket.start is None:  # all that others owed us came before our own first message left
+            ticket.start = ticket.stop
         with self._changed:
             ticket.received = True
             if not isinstance(source, _Exchange):

@@ -1,0 +1,81 @@
+"""Generations of training software, by what they overlap and fuse.
+
+They differ in facts, not in fitted numbers: whether attention scores go through memory, whether
+gradients are reduced while the backward pass runs, and so on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from tonnage.errors import LayoutError
+from tonnage.plan.layout import Recipe
+
+_NO_OVERLAP: dict[str, Any] = {
+    "fused_loss": False,
+    "keeps_outputs": True,
+    "overlap_grad": False,
+    "overlap_param": False,
+    "overlap_tp": False,
+    "overlap_p2p": False,
+}
+
+SOFTWARE: dict[str, Recipe] = {
+    # Narayanan et al., 2104.04473: fused softmax and GELU kernels, blocking sends, gradients at the end.
+    "megatron-2021": Recipe(precision="fp16", attention="eager", **_NO_OVERLAP),
+    # Korthikanti et al., 2205.05198: the backward all-reduce runs beside the weight gradient.
+    "megatron-2022": Recipe(precision="fp16", attention="eager", **{**_NO_OVERLAP, "overlap_tp": True}),
+    # Megatron-DeepSpeed (BLOOM, vTrain, MT-NLG): as Megatron of 2021, but DeepSpeed's pipeline engine sends
+    # whole activations, one instruction at a time, and has no interleaving (deepspeed/runtime/pipe).
+    "megatron-deepspeed": Recipe(
+        precision="bf16",
+        attention="eager",
+        scatter=False,
+        paired=False,
+        interleaves=False,
+        # BF16_Optimizer adds 2-byte gradients up in 4-byte ones and keeps both.
+        fused_grad=False,
+        spare_grads=2,
+        **_NO_OVERLAP,
+    ),
+    # The same in fp16: gradients are added up by autograd, and made fp32 in the update.
+    "megatron-deepspeed-fp16": Recipe(
+        precision="fp16",
+        attention="eager",
+        scatter=False,
+        paired=False,
+        interleaves=False,
+        fused_grad=False,
+        **_NO_OVERLAP,
+    ),
+    # DeepSpeed ZeRO-3 of 2021, in Narayanan's table 2: prefetch, but each rank's bytes through its own NIC.
+    "deepspeed-2021": Recipe(
+        precision="fp16",
+        attention="eager",
+        rails=False,
+        **{**_NO_OVERLAP, "overlap_param": True, "overlap_grad": True},
+    ),
+    # Megatron-Core of early 2024: as below, before cuDNN's attention and the fused loss.
+    "megatron-core-2024": Recipe(attention="flash2", fused_loss=False),
+    # Megatron-Core with Transformer Engine: everything beside something; attention of cuDNN.
+    "megatron-core": Recipe(attention="flash3", overlap_ep=True, grad_nbytes=2),
+    # PyTorch FSDP with eager element-wise kernels.
+    "fsdp": Recipe(attention="flash2", fused=False, fused_loss=False),
+    # The same with torch.compile.
+    "fsdp-compiled": Recipe(attention="flash2", fused=True),
+    # llm-foundry of 2023: Triton's port of the first flash attention.
+    "fsdp-2023": Recipe(attention="flash1", fused=False, fused_loss=False),
+}
+"""Recipes by name."""
+
+
+def software(name: str, **changes: Any) -> Recipe:
+    """The recipe of that generation, with some habits changed.
+
+    Raises:
+        LayoutError: there is none of that name.
+    """
+    if name not in SOFTWARE:
+        raise LayoutError(f"no software {name!r}", hint=f"known: {', '.join(SOFTWARE)}")
+    return dataclasses.replace(SOFTWARE[name], **changes)
