@@ -291,7 +291,17 @@ def _plan(args: argparse.Namespace, model: Model, cluster: Cluster, batch: Batch
 
 
 def _show_prediction(console: Console, prediction: Prediction, args: argparse.Namespace) -> None:
-    from tonnage.plan import say, text_timeline
+    from tonnage.plan import (
+        headline,
+        layout_text,
+        ledger_table,
+        measured_lines,
+        memory_rows,
+        part_rows,
+        say,
+        text_timeline,
+        working,
+    )
     from tonnage.units import format_time
 
     lang: Language = args.lang
@@ -373,7 +383,7 @@ def _search(args: argparse.Namespace, model: Model, cluster: Cluster, batch: Bat
 
 
 def _show_found(console: Console, found: Found, args: argparse.Namespace) -> None:
-    from tonnage.plan import say
+    from tonnage.plan import headline, layout_text, say
     from tonnage.units import format_time
 
     lang: Language = args.lang
@@ -462,7 +472,7 @@ def _price(text: str) -> tuple[str, float]:
 
 
 def _show_offers(console: Console, offers: list[Offer], lang: Language) -> None:
-    from tonnage.plan import say
+    from tonnage.plan import layout_text, say
 
     rows = [
         (
