@@ -34,10 +34,8 @@ from tonnage.engine.transport import (
     NcclTransport,
     Transport,
     backend_name,
-    bound_send_queues,
     check_same_plan,
     engine_group,
-    open_files,
     start_health,
     synchronised_clock,
 )
@@ -90,9 +88,7 @@ class DataParallel(nn.Module):
         self._trained = [p for _, p in named]
         self._frozen = [p for p in module.parameters() if not p.requires_grad]
         device = _only_device(named)
-        before = open_files()
         group = engine_group(process_group, timeout=timeout)
-        opened = open_files() - before
         world_size = group.size() if group is not None else 1
         self._buckets = cut_buckets(
             [
@@ -105,7 +101,7 @@ class DataParallel(nn.Module):
         if group is not None:
             names = [f"{n} {tuple(p.shape)} {p.dtype}" for n, p in named]
             check_same_plan(group, plan_hash(self._buckets), names, device)
-        self._transport = _open_transport(group, device, opened, timeout=timeout, hang_timeout=hang_timeout)
+        self._transport = _open_transport(group, device, timeout=timeout, hang_timeout=hang_timeout)
         self._log = StepLog(self._transport, link=_link_level())
         self._memory = _allocate(self._buckets, self._trained, sharded=schedule == "shard", device=device)
         for memory in self._memory:
@@ -291,7 +287,6 @@ def _only_device(named: list[tuple[str, nn.Parameter]]) -> torch.device:
 def _open_transport(
     group: dist.ProcessGroup | None,
     device: torch.device,
-    opened: frozenset[int],
     *,
     timeout: float,
     hang_timeout: float,
@@ -300,9 +295,8 @@ def _open_transport(
         origin = time.perf_counter()
         return LocalTransport(clock=lambda: time.perf_counter() - origin)
     name = backend_name(group, device)
-    clock, rtt = synchronised_clock(group, device)
+    clock = synchronised_clock(group, device)
     if name == "gloo" and device.type == "cpu":
-        bound_send_queues(group, opened, rtt=rtt)
         health = start_health(group, hang_timeout=hang_timeout)
         return GlooTransport(group, health=health, timeout=timeout, clock=clock)
     if name == "nccl":

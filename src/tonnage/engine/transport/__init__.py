@@ -11,7 +11,6 @@ from tonnage.engine.transport.group import (
 )
 from tonnage.engine.transport.local import LocalTransport
 from tonnage.engine.transport.nccl import NcclTransport
-from tonnage.engine.transport.queue import bound_send_queues, open_files
 from tonnage.engine.transport.ticket import Buffers, Leg, Ticket, Transport
 
 __all__ = [
@@ -24,11 +23,9 @@ __all__ = [
     "Transport",
     "average",
     "backend_name",
-    "bound_send_queues",
     "broadcast_wire_nbytes",
     "check_same_plan",
     "engine_group",
-    "open_files",
     "start_health",
     "synchronised_clock",
 ]

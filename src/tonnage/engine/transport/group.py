@@ -62,12 +62,11 @@ def start_health(group: dist.ProcessGroup, *, hang_timeout: float) -> Health:
     return Health(store, rank=group.rank(), world_size=group.size(), hang_timeout=hang_timeout)
 
 
-def synchronised_clock(group: dist.ProcessGroup, device: torch.device) -> tuple[Callable[[], float], float]:
-    """Seconds since rank 0 got here, on rank 0's clock; and the quickest round trip to it, in seconds.
+def synchronised_clock(group: dist.ProcessGroup, device: torch.device) -> Callable[[], float]:
+    """Seconds since rank 0 got here, on rank 0's clock, to within half the quickest round trip.
 
     Each rank asks rank 0 for its time, a few times; the answer of the quickest round trip is taken to
-    have been given half way through it (Cristian, "Probabilistic clock synchronization", 1989), so
-    the clock is right to within half that round trip.
+    have been given half way through it (Cristian, "Probabilistic clock synchronization", 1989).
     """
     origin = time.perf_counter()
     best = (float("inf"), 0.0)
@@ -86,8 +85,8 @@ def synchronised_clock(group: dist.ProcessGroup, device: torch.device) -> tuple[
                 theirs = float(value.item())
                 answered = time.perf_counter()
                 best = min(best, (answered - asked, (asked + answered) / 2 - theirs))
-    zero, rtt = (origin, 0.0) if rank == 0 else (best[1], best[0])
-    return lambda: time.perf_counter() - zero, rtt
+    zero = origin if rank == 0 else best[1]
+    return lambda: time.perf_counter() - zero
 
 
 def check_same_plan(group: dist.ProcessGroup, digest: bytes, names: list[str], device: torch.device) -> None:
