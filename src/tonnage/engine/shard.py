@@ -77,10 +77,7 @@ class ShardedOptimizer(EngineOptimizer):
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Update the own shard of each bucket as its gradients arrive, and send it on at once."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = _loss_of(closure)
         self._schedule.begin_update()
         with torch.no_grad():
             for index, part in enumerate(self._parts):
@@ -205,10 +202,7 @@ class WholeOptimizer(EngineOptimizer):
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Update all parameters; their gradients are averaged when ``backward()`` returns."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = _loss_of(closure)
         self._schedule.begin_update()
         self.template.step()
         self._schedule.end_update()
@@ -223,6 +217,14 @@ class WholeOptimizer(EngineOptimizer):
         self.template.load_state_dict(dict(state_dict))
         self.param_groups = self.template.param_groups
         self.state = self.template.state
+
+
+def _loss_of(closure: Callable[[], float] | None) -> float | None:
+    """What the closure of ``step(closure)`` gives, its backward pass included."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
