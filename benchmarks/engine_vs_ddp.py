@@ -37,7 +37,7 @@ def main() -> int:
     parser.add_argument("--link", default="1gbit")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=6, help="steps of a turn")
-    parser.add_argument("--schedule", default="shard", choices=["shard", "allreduce"])
+    parser.add_argument("--schedule", default="shard", choices=["shard", "early", "allreduce"])
     parser.add_argument("--bucket", default=None, help="our bucket size")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--worker", type=json.loads, help=argparse.SUPPRESS)

@@ -1,10 +1,12 @@
 """When each bucket moves: the state of one training step.
 
-Two schedules. ``allreduce``: a bucket's gradients are averaged on every rank, hidden under the rest of
+Three schedules. ``allreduce``: a bucket's gradients are averaged on every rank, hidden under the rest of
 the backward pass, all done when ``backward()`` returns. ``shard``: under the backward pass each rank
 averages only its shard (reduce-scatter); the optimizer updates that shard; the new parameters travel
 back (all-gather) under the *next* forward pass, each module waiting just before it runs, and only for
-its own buckets.
+its own buckets. ``early``: the same, but a shard is updated and handed on as soon as its gradients are
+there, still under the backward pass, so that a link's both directions have work all the time; then
+nothing may come between ``backward()`` and ``step()``.
 
 Two guarantees hold in both, whatever is late:
 
@@ -18,7 +20,7 @@ This is the only module that knows of autograd's hooks.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import nn
@@ -28,7 +30,19 @@ from tonnage.engine.record import StepLog
 from tonnage.engine.transport import Buffers, Ticket, Transport
 from tonnage.errors import EngineError
 
-ScheduleName = Literal["shard", "allreduce"]
+ScheduleName = Literal["shard", "early", "allreduce"]
+
+
+class Updater(Protocol):
+    """What the ``early`` schedule asks of the optimizer."""
+
+    def sample(self) -> None:
+        """The settings as they are now hold for this step."""
+        ...
+
+    def update(self, index: int) -> None:
+        """Update the own shard of this bucket; runs on the transport's thread."""
+        ...
 
 
 class Schedule:
@@ -59,9 +73,12 @@ class Schedule:
         name: ScheduleName,
         find_unused: bool,
     ) -> None:
-        self.sharded = name == "shard"
+        self.sharded = name != "allreduce"
+        self.early = name == "early"
         self.synchronising = True
         self.has_optimizer = False
+        self.updater: Updater | None = None
+        self.updates_pending = False
         self.unused: frozenset[int] = frozenset()
         self._names = names
         self._parameters = parameters
@@ -100,6 +117,12 @@ class Schedule:
         """A training forward pass begins."""
         if self._reductions and not self.sharded and not self.has_optimizer:
             self.end_update()  # somebody else's optimizer has stepped since
+        if self.updates_pending:
+            raise EngineError(
+                "a forward pass without optimizer.step() after the last backward pass, whose gradients "
+                "have been applied already",
+                hint="schedule='shard' lets you skip or change a step after backward()",
+            )
         self._log.begin_step()
         self._armed = True
         self._log.begin_compute("forward")
@@ -165,6 +188,8 @@ class Schedule:
             for ticket in self._reductions.values():
                 self._receive(ticket)
         self._agree_on_unused()
+        if self.early and not self._transport.updates_early:
+            self._update_all()
         self._versions = [memory.gradient._version for memory in self._buffers]
         self._missing = [len(bucket.slots) for bucket in self._buckets]
         self._left = [False] * len(self._buckets)
@@ -206,8 +231,7 @@ class Schedule:
 
     def end_update(self) -> None:
         """The step is over."""
-        if self.sharded:
-            self._transport.all_gathers_started()
+        self.updates_pending = False
         self._log.end_compute()
         self._reductions.clear()
         self._log.end_step()
@@ -239,12 +263,16 @@ class Schedule:
             )
         if self.sharded and not self.has_optimizer:
             raise EngineError(
-                "schedule='shard' without its optimizer: each rank would update nothing",
+                "a sharding schedule without its optimizer: each rank would update nothing",
                 hint="optimizer = model.optimizer(torch.optim.AdamW, lr=…), or schedule='allreduce'",
             )
         self._in_backward = True
         if self.synchronising:
             self._reductions.clear()
+            if self.early:
+                assert self.updater is not None
+                self.updater.sample()
+                self.updates_pending = True
         torch.autograd.Variable._execution_engine.queue_callback(self.on_backward_end)
 
     def _keep_in_bucket(self, index: int, parameter: torch.Tensor) -> None:
@@ -280,15 +308,42 @@ class Schedule:
 
     def _leave(self, index: int) -> None:
         self._left[index] = True
-        if self.sharded:
-            # Posted before our own gradients queue up on the link, or their "ready" would wait behind them.
-            self._transport.expect_gather(index)
-            ticket = self._transport.start_reduce_scatter(index)
-        else:
+        if not self.sharded:
             ticket = self._transport.start_all_reduce(index)
+        else:
+            # A bucket that no module asked for: its peers' gradients must not come before its parameters.
+            late = self._gathers.pop(index, None)
+            if late is not None:
+                self._receive(late)
+            early = self.early and self._transport.updates_early
+            ticket = self._transport.start_reduce_scatter(
+                index, self._planned_update(index) if early else None
+            )
         self._reductions[index] = ticket
         self._unsent.append(ticket)
         self._log.transfer(ticket)
+
+    def _planned_update(self, index: int) -> Callable[[], None]:
+        """What happens to a bucket once its gradients are there; whoever needs it can wait from now on."""
+        assert self.updater is not None
+        update = self.updater.update
+        priority = self._priority[index]
+        ticket = self._transport.planned_all_gather(index, priority)
+        self._gathers[index] = self._last_gathers[index] = ticket
+        self._log.transfer(ticket)
+
+        def then() -> None:
+            update(index)
+            self._transport.start_all_gather(index, priority, ticket)
+
+        return then
+
+    def _update_all(self) -> None:
+        assert self.updater is not None
+        for index in range(len(self._buckets)):
+            self.reduced(index)
+            self.updater.update(index)
+            self.updated(index)
 
     def _fill_unused(self) -> None:
         unused = [

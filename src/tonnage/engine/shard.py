@@ -74,18 +74,40 @@ class ShardedOptimizer(EngineOptimizer):
             _Part(bucket, memory, rank, group_of, self.param_groups, make, settings)
             for bucket, memory in zip(buckets, buffers, strict=True)
         ]
+        self._sampled: list[dict[str, Any]] = []
+        schedule.updater = self
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Update the own shard of each bucket as its gradients arrive, and send it on at once."""
         loss = _loss_of(closure)
         self._schedule.begin_update()
-        with torch.no_grad():
-            for index, part in enumerate(self._parts):
+        if self._schedule.early:
+            self._check_settings()
+        else:
+            self.sample()
+            for index in range(len(self._parts)):
                 self._schedule.reduced(index)
-                part.step(self.param_groups, self._schedule.unused)
+                self.update(index)
                 self._schedule.updated(index)
         self._schedule.end_update()
         return loss
+
+    def sample(self) -> None:
+        """The groups' settings as they are now hold for this step."""
+        self._sampled = [_settings(group) for group in self.param_groups]
+
+    def update(self, index: int) -> None:
+        """Update the own shard of bucket ``index``, whose gradients are there."""
+        with torch.no_grad():
+            self._parts[index].step(self._sampled, self._schedule.unused)
+
+    def _check_settings(self) -> None:
+        if self._sampled != [_settings(group) for group in self.param_groups]:
+            raise EngineError(
+                "the optimizer's settings were changed between backward() and step(), "
+                "when schedule='early' had begun to use them",
+                hint="change them after step(), as schedulers do, or use schedule='shard'",
+            )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients; with ``set_to_none=False`` overwrite them, once they have been sent."""
@@ -178,7 +200,7 @@ class _Part:
         if self.optimizer is None:
             return
         for mine, place in zip(self.optimizer.param_groups, self._groups, strict=True):
-            mine.update(_settings(groups[place]))
+            mine.update(groups[place])
         if unused:
             for (index, segment), (_, gradient) in zip(self._segments, self.gradients, strict=True):
                 segment.grad = None if index in unused else gradient

@@ -29,13 +29,15 @@ from tonnage.engine.schedule import Schedule, ScheduleName, like, parameters_of
 from tonnage.engine.shard import EngineOptimizer, ShardedOptimizer, WholeOptimizer
 from tonnage.engine.transport import (
     Buffers,
-    GlooTransport,
     LocalTransport,
+    Mesh,
     NcclTransport,
+    TcpTransport,
     Transport,
     backend_name,
     check_same_plan,
     engine_group,
+    open_links,
     start_health,
     synchronised_clock,
 )
@@ -50,8 +52,10 @@ class DataParallel(nn.Module):
     Args:
         module: the model, on its device, the same on all ranks; rank 0's values are handed to all.
         schedule: ``"shard"`` keeps 1/N of the optimizer state on each rank and hides communication
-            under the backward pass and the next forward pass; ``"allreduce"`` hides it under the
-            backward pass alone, and works with any optimizer.
+            under the backward pass and the next forward pass; ``"early"`` updates each part of the model
+            as soon as its gradients are averaged, which hides more, but forbids clipping, gradient
+            scaling and skipped steps; ``"allreduce"`` hides communication under the backward pass
+            alone, and works with any optimizer.
         bucket: bytes of gradients that travel as one, as a number or text like ``"2MB"``.
         process_group: the ranks to train over; all of them by default.
         broadcast_buffers: hand rank 0's buffers (BatchNorm's statistics) to all before each training
@@ -80,8 +84,13 @@ class DataParallel(nn.Module):
         hang_timeout: float = 10.0,
     ) -> None:
         super().__init__()
-        if schedule not in ("shard", "allreduce"):
-            raise EngineError(f"no schedule {schedule!r}", hint="schedule='shard' or schedule='allreduce'")
+        if schedule not in ("shard", "early", "allreduce"):
+            raise EngineError(f"no schedule {schedule!r}", hint="schedule='shard', 'early' or 'allreduce'")
+        if schedule == "early" and find_unused_parameters:
+            raise EngineError(
+                "schedule='early' can't know during the backward pass which parameters stay unused",
+                hint="schedule='shard' with find_unused_parameters=True",
+            )
         self.module = module
         self._broadcast_buffers = broadcast_buffers
         named = list(parameters_of(module))
@@ -103,7 +112,7 @@ class DataParallel(nn.Module):
             check_same_plan(group, plan_hash(self._buckets), names, device)
         self._transport = _open_transport(group, device, timeout=timeout, hang_timeout=hang_timeout)
         self._log = StepLog(self._transport, link=_link_level())
-        self._memory = _allocate(self._buckets, self._trained, sharded=schedule == "shard", device=device)
+        self._memory = _allocate(self._buckets, self._trained, sharded=schedule != "allreduce", device=device)
         for memory in self._memory:
             self._transport.add_bucket(memory)
         self._schedule = Schedule(
@@ -190,6 +199,11 @@ class DataParallel(nn.Module):
         Call it between ``backward()`` and ``step()``. It waits for all gradients, so that none of
         their transfers hides under the optimizer.
         """
+        if self._schedule.early:
+            raise EngineError(
+                "clip_grad_norm_ with schedule='early', which has applied the gradients by now",
+                hint="schedule='shard' to clip",
+            )
         if not isinstance(self._optimizer, ShardedOptimizer):
             return torch.nn.utils.clip_grad_norm_(self._trained, max_norm)
         self._schedule.wait_reductions()
@@ -297,8 +311,15 @@ def _open_transport(
     name = backend_name(group, device)
     clock = synchronised_clock(group, device)
     if name == "gloo" and device.type == "cpu":
-        health = start_health(group, hang_timeout=hang_timeout)
-        return GlooTransport(group, health=health, timeout=timeout, clock=clock)
+        links = open_links(group, timeout=timeout)
+        return TcpTransport(
+            lambda receiver: Mesh(links, receiver),
+            rank=group.rank(),
+            world_size=group.size(),
+            health=start_health(group, hang_timeout=hang_timeout),
+            timeout=timeout,
+            clock=clock,
+        )
     if name == "nccl":
         return NcclTransport(group, device=device, clock=clock)
     raise EngineError(

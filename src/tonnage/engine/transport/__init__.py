@@ -1,24 +1,27 @@
 """Moving buckets between ranks: the only part of the engine that calls torch.distributed."""
 
-from tonnage.engine.transport.gloo import GlooTransport, average
 from tonnage.engine.transport.group import (
     backend_name,
     broadcast_wire_nbytes,
     check_same_plan,
     engine_group,
+    open_links,
     start_health,
     synchronised_clock,
 )
 from tonnage.engine.transport.local import LocalTransport
+from tonnage.engine.transport.mesh import Mesh
 from tonnage.engine.transport.nccl import NcclTransport
+from tonnage.engine.transport.tcp import TcpTransport, average
 from tonnage.engine.transport.ticket import Buffers, Leg, Ticket, Transport
 
 __all__ = [
     "Buffers",
-    "GlooTransport",
     "Leg",
     "LocalTransport",
+    "Mesh",
     "NcclTransport",
+    "TcpTransport",
     "Ticket",
     "Transport",
     "average",
@@ -26,6 +29,7 @@ __all__ = [
     "broadcast_wire_nbytes",
     "check_same_plan",
     "engine_group",
+    "open_links",
     "start_health",
     "synchronised_clock",
 ]

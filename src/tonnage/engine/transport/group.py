@@ -6,15 +6,20 @@ Runs on the user's thread before any transfer; the only place besides the transp
 
 from __future__ import annotations
 
+import ipaddress
 import os
+import socket
+import struct
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from tonnage.engine.health import Health
+from tonnage.engine.transport.mesh import connect
 from tonnage.errors import EngineError
 
 _PINGS = 5
@@ -116,12 +121,72 @@ def check_same_plan(group: dist.ProcessGroup, digest: bytes, names: list[str], d
     )
 
 
-def broadcast_wire_nbytes(nbytes: int, *, rank: int, world_size: int) -> int:
-    """Bytes that ``rank`` sends in Gloo's broadcast from rank 0: ``nbytes`` to each child of a binomial tree.
+def children(rank: int, world_size: int) -> list[int]:
+    """Whom ``rank`` sends to in a broadcast from rank 0 along a binomial tree.
 
     Rank ``r`` has a child ``r + 2^i`` for each ``2^i > r`` with ``r + 2^i < world_size``.
     """
-    children = sum(
-        1 for i in range(world_size.bit_length()) if (1 << i) > rank and rank + (1 << i) < world_size
-    )
-    return children * nbytes
+    return [
+        rank + (1 << i)
+        for i in range(world_size.bit_length())
+        if (1 << i) > rank and rank + (1 << i) < world_size
+    ]
+
+
+def broadcast_wire_nbytes(nbytes: int, *, rank: int, world_size: int) -> int:
+    """Bytes that ``rank`` sends in a broadcast of ``nbytes`` from rank 0 along a binomial tree."""
+    return len(children(rank, world_size)) * nbytes
+
+
+def open_links(group: dist.ProcessGroup, *, timeout: float) -> dict[int, socket.socket]:
+    """A TCP connection to each other rank of ``group``; all its ranks call it together."""
+    store = group.get_group_store().clone()  # type: ignore[attr-defined]  # missing in its stubs
+    store.set_timeout(timedelta(seconds=timeout))
+    rank = group.rank()
+    store.set(f"tonnage/host/{rank}", own_address(_store_host(store)))
+    host = store.get(f"tonnage/host/{rank}").decode()
+    if _is_loopback(host) and group.size() > 1:
+        # A name like "localhost", or Debian's 127.0.1.1 for the own name, may mean this host only here.
+        other = store.get(f"tonnage/host/{1 if rank == 0 else 0}").decode()
+        host = host if _is_loopback(other) else own_address(other)
+    return connect(store, "tonnage/mesh", rank=rank, world_size=group.size(), host=host, timeout=timeout)
+
+
+def own_address(towards: str) -> str:
+    """This host's address on the interface in GLOO_SOCKET_IFNAME, or on the way to ``towards``.
+
+    Raises:
+        EngineError: there is no such interface, or no way.
+    """
+    interface = os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
+    try:
+        if interface:
+            return _interface_address(interface)
+        family = socket.getaddrinfo(towards, 1, type=socket.SOCK_DGRAM)[0][0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((towards, 1))  # of a datagram socket: chooses a route, sends nothing
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise EngineError(
+            f"no address of this host towards {interface or towards}: {error}",
+            hint="set GLOO_SOCKET_IFNAME to the interface that the ranks share, as `ip address` names it",
+        ) from error
+
+
+def _interface_address(name: str) -> str:
+    import fcntl
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        # SIOCGIFADDR of <linux/sockios.h>: the address stands at bytes 20 to 24 of what comes back.
+        answer = fcntl.ioctl(probe.fileno(), 0x8915, struct.pack("256s", name.encode()[:15]))
+    return socket.inet_ntoa(answer[20:24])
+
+
+def _store_host(store: Any) -> str:
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return str(getattr(store, "host", "") or os.environ.get("MASTER_ADDR", "") or "localhost")
+
+
+def _is_loopback(host: str) -> bool:
+    return ipaddress.ip_address(host.partition("%")[0]).is_loopback

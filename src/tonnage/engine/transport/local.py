@@ -16,6 +16,7 @@ class LocalTransport:
         self.rank = 0
         self.world_size = 1
         self.ordered = False
+        self.updates_early = False
         self._clock = clock
         self._buckets: list[Buffers] = []
 
@@ -35,21 +36,20 @@ class LocalTransport:
     def wrote(self, index: int) -> None:
         """Nothing to note."""
 
-    def expect_gather(self, index: int) -> None:
-        """Nothing comes."""
-
-    def start_reduce_scatter(self, index: int) -> Ticket:
+    def start_reduce_scatter(self, index: int, then: Callable[[], None] | None = None) -> Ticket:
         """The mean over one rank is its own gradient."""
+        assert then is None
         buffers = self._buckets[index]
         buffers.shard_gradient.copy_(buffers.gradient)
         return self._done("reduce-scatter", index)
 
-    def start_all_gather(self, index: int, priority: int) -> Ticket:
+    def planned_all_gather(self, index: int, priority: int) -> Ticket:
+        """Updates wait for the end of the backward pass; nothing would hide under it."""
+        raise NotImplementedError
+
+    def start_all_gather(self, index: int, priority: int, ticket: Ticket | None = None) -> Ticket:
         """The only shard is there already."""
         return self._done("all-gather", index)
-
-    def all_gathers_started(self) -> None:
-        """Nothing is waited for."""
 
     def start_all_reduce(self, index: int) -> Ticket:
         """The sum over one rank is there already."""

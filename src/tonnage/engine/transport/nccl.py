@@ -34,6 +34,7 @@ class NcclTransport:
         self.rank = group.rank()
         self.world_size = group.size()
         self.ordered = True
+        self.updates_early = False
         self._group = group
         self._device = device
         self._stream = torch.cuda.Stream(device, priority=-1)
@@ -66,11 +67,9 @@ class NcclTransport:
         """A gradient was written on the current stream; the transfer will wait for it."""
         self._writers[index].add(torch.cuda.current_stream(self._device))
 
-    def expect_gather(self, index: int) -> None:
-        """NCCL needs no receive posted; :meth:`start_all_gather` waits for the readers' stream."""
-
-    def start_reduce_scatter(self, index: int) -> Ticket:
+    def start_reduce_scatter(self, index: int, then: Callable[[], None] | None = None) -> Ticket:
         """Average into ``shard_gradient``; the own gradients stay as they are."""
+        assert then is None
         buffers = self._buckets[index]
         return self._start(
             "reduce-scatter",
@@ -85,7 +84,11 @@ class NcclTransport:
             ),
         )
 
-    def start_all_gather(self, index: int, priority: int) -> Ticket:
+    def planned_all_gather(self, index: int, priority: int) -> Ticket:
+        """NCCL's order is the order of starting."""
+        raise NotImplementedError
+
+    def start_all_gather(self, index: int, priority: int, ticket: Ticket | None = None) -> Ticket:
         """In place: the own shard lies where it belongs in the whole."""
         buffers = self._buckets[index]
         size = buffers.shard_gradient.numel()
@@ -96,9 +99,6 @@ class NcclTransport:
             (self.world_size - 1) * buffers.parameter.nbytes // self.world_size,
             lambda: _all_gather(buffers.parameter, own, group=self._group, async_op=True),
         )
-
-    def all_gathers_started(self) -> None:
-        """NCCL's order is the order of starting."""
 
     def start_all_reduce(self, index: int) -> Ticket:
         """Average in place; dividing first, as DDP does, keeps half precision from overflowing."""

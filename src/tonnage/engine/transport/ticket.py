@@ -7,6 +7,7 @@ a link is duplex, and each use of a buffer waits for the one that it needs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -66,12 +67,14 @@ class Buffers:
 class Transport(Protocol):
     """Moves buckets between ranks. One thread or stream issues everything.
 
-    ``ordered`` says that all ranks must start their transfers in the same order.
+    ``ordered`` says that all ranks must start their transfers in the same order; ``updates_early`` that
+    ``then`` runs as soon as the gradients are there, beside the computation.
     """
 
     rank: int
     world_size: int
     ordered: bool
+    updates_early: bool
 
     def stamp(self) -> object:
         """The present moment of the compute stream, to be resolved by :meth:`seconds`."""
@@ -89,20 +92,19 @@ class Transport(Protocol):
         """A gradient of this bucket was written on the current stream."""
         ...
 
-    def expect_gather(self, index: int) -> None:
-        """The parameters of this bucket may be overwritten from now on by others' shards."""
+    def start_reduce_scatter(self, index: int, then: Callable[[], None] | None = None) -> Ticket:
+        """Begin to average the bucket's gradients into ``shard_gradient``.
+
+        ``then`` runs when the mean is there, on a thread of the transport's; only if ``updates_early``.
+        """
         ...
 
-    def start_reduce_scatter(self, index: int) -> Ticket:
-        """Begin to average the bucket's gradients into ``shard_gradient``."""
+    def planned_all_gather(self, index: int, priority: int) -> Ticket:
+        """The ticket of an all-gather that will be started from ``then``; only if ``updates_early``."""
         ...
 
-    def start_all_gather(self, index: int, priority: int) -> Ticket:
+    def start_all_gather(self, index: int, priority: int, ticket: Ticket | None = None) -> Ticket:
         """Begin to hand the own shard of ``parameter`` to all and take theirs."""
-        ...
-
-    def all_gathers_started(self) -> None:
-        """This step's last all-gather has been started."""
         ...
 
     def start_all_reduce(self, index: int) -> Ticket:
