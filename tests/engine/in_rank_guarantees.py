@@ -65,10 +65,10 @@ def _spy_on_departures(model: DataParallel, written: set[int], early: list[str])
     for name in ("start_reduce_scatter", "start_all_reduce"):
         start = getattr(transport, name)
 
-        def spy(index: int, start: Any = start) -> Any:
+        def spy(index: int, *rest: Any, start: Any = start) -> Any:
             missing = [slot.name for slot in model._buckets[index].slots if slot.index not in written]
             early.extend(missing)
-            return start(index)
+            return start(index, *rest)
 
         setattr(transport, name, spy)
 
@@ -104,8 +104,12 @@ def stress(runs: int, seed: int) -> tuple[int, int, int]:
     steps = 0
     for _ in range(runs):
         depth, width = same.randint(2, 5), same.randint(1, 60)
-        bucket, schedule = same.choice([1, 500, 5000, 1 << 20]), same.choice(["shard", "shard", "allreduce"])
-        num_steps, clip, wait = same.randint(1, 3), same.random() < 0.3, same.random() < 0.3
+        bucket, schedule = same.choice([1, 500, 5000, 1 << 20]), same.choice(["shard", "early", "allreduce"])
+        num_steps, clip, wait = (
+            same.randint(1, 3),
+            schedule != "early" and same.random() < 0.3,
+            same.random() < 0.3,
+        )
         plain = seeded(lambda d=depth, w=width: perceptron(d, w))  # type: ignore[misc]
         for parameter in plain.parameters():
             if own.random() < 0.2:

@@ -332,3 +332,23 @@ _REFUSED: dict[str, Callable[[int], object]] = {
     "bucket text": lambda rank: DataParallel(nn.Linear(4, 4), bucket="2 apples"),
     "not a member": lambda rank: DataParallel(nn.Linear(4, 4), process_group=dist.new_group([0])),
 }
+
+
+def too_late(what: str) -> None:
+    """Do what ``schedule="early"`` can't honour, since the gradients have been applied by then."""
+    unused = what == "has unused parameters"
+    model = DataParallel(seeded(Mixed), schedule="early", find_unused_parameters=unused)
+    optimizer = model.optimizer(torch.optim.SGD, lr=0.1)
+    model(tokens(2, dist.get_rank(), 0)).square().mean().backward()
+    try:
+        if what == "clips":
+            model.clip_grad_norm_(1.0)
+        elif what == "changes the rate":
+            optimizer.param_groups[0]["lr"] = 0.2
+        elif what == "changes a gradient":
+            next(iter(model.module.parameters())).grad.mul_(2)  # type: ignore[union-attr]
+        else:
+            model(tokens(2, dist.get_rank(), 1))
+        optimizer.step()
+    finally:
+        model.close()

@@ -12,7 +12,7 @@ STEPS = 12
 NOTHING = {"early": [], "stale": [], "differing": []}
 
 
-@pytest.mark.parametrize("schedule", ["shard", "allreduce"])
+@pytest.mark.parametrize("schedule", ["shard", "early", "allreduce"])
 @pytest.mark.parametrize("late", ["gradient", "forward"])
 def test_no_bucket_leaves_early_and_nothing_stale_is_read_when_computation_is_late(
     pair: Any, schedule: str, late: str
@@ -21,7 +21,7 @@ def test_no_bucket_leaves_early_and_nothing_stale_is_read_when_computation_is_la
     assert found == [NOTHING] * 2
 
 
-@pytest.mark.parametrize("schedule", ["shard", "allreduce"])
+@pytest.mark.parametrize("schedule", ["shard", "early", "allreduce"])
 def test_no_bucket_leaves_early_and_nothing_stale_is_read_when_transfers_are_late(
     pair: Any, schedule: str
 ) -> None:

@@ -24,7 +24,7 @@ layers = st.lists(
     layers=layers,
     bucket=st.sampled_from([1, 100, 700, 3000, 1 << 24]),
     num_ranks=st.integers(1, 4),
-    schedule=st.sampled_from(["shard", "shard", "allreduce"]),
+    schedule=st.sampled_from(["shard", "early", "allreduce"]),
     accumulate=st.integers(1, 2),
     groups=st.booleans(),
 )
@@ -36,7 +36,7 @@ def test_training_equals_one_process_that_averages_all_gradients(quad: Any, **ca
 
 
 @pytest.mark.parametrize("model", ["Mixed", "perceptron"])
-@pytest.mark.parametrize("schedule", ["shard", "allreduce"])
+@pytest.mark.parametrize("schedule", ["shard", "early", "allreduce"])
 @pytest.mark.parametrize("optimizer", ["AdamW", "SGD"])
 def test_two_ranks_train_to_the_same_bits_as_ddp(
     pair: Any, model: str, schedule: str, optimizer: str
@@ -47,7 +47,7 @@ def test_two_ranks_train_to_the_same_bits_as_ddp(
         assert all(ours == theirs for ours, theirs in losses)
 
 
-@pytest.mark.parametrize("schedule", ["shard", "allreduce"])
+@pytest.mark.parametrize("schedule", ["shard", "early", "allreduce"])
 @pytest.mark.parametrize("optimizer", ["AdamW", "SGD"])
 def test_four_ranks_lose_as_ddp_does_to_within_rounding(quad: Any, schedule: str, optimizer: str) -> None:
     case = {"model": "Mixed", "schedule": schedule, "optimizer": optimizer, "steps": 20}

@@ -11,10 +11,11 @@ from tonnage.errors import EngineError, UnitError
 
 pytestmark = pytest.mark.ranks
 
-both_schedules = pytest.mark.parametrize("schedule", ["shard", "allreduce"])
+every_schedule = pytest.mark.parametrize("schedule", ["shard", "early", "allreduce"])
+all_but_early = pytest.mark.parametrize("schedule", ["shard", "allreduce"])
 
 
-@both_schedules
+@all_but_early
 def test_what_no_rank_uses_stays_and_what_one_uses_moves_as_in_ddp(pair: Any, schedule: str) -> None:
     for differing, kept, moved in pair.run("in_rank_training.unused_parameters", schedule=schedule):
         assert differing == []
@@ -22,7 +23,7 @@ def test_what_no_rank_uses_stays_and_what_one_uses_moves_as_in_ddp(pair: Any, sc
         assert moved
 
 
-@both_schedules
+@every_schedule
 def test_a_parameter_without_gradient_is_an_error_that_names_it_and_the_rank(
     pair: Any, schedule: str
 ) -> None:
@@ -33,14 +34,14 @@ def test_a_parameter_without_gradient_is_an_error_that_names_it_and_the_rank(
         assert "find_unused_parameters=True" in error.hint
 
 
-@both_schedules
+@every_schedule
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_accumulated_gradients_equal_those_of_ddp(pair: Any, schedule: str, set_to_none: bool) -> None:
     case = {"schedule": schedule, "set_to_none": set_to_none}
     assert pair.run("in_rank_training.accumulated", **case) == [[], []]
 
 
-@both_schedules
+@all_but_early
 def test_clipping_equals_torch_on_ddp(pair: Any, schedule: str) -> None:
     for norms, parameters, least in pair.run("in_rank_training.clipped", schedule=schedule):
         assert least > 1, "the limit was never met, so nothing was clipped"
@@ -54,29 +55,29 @@ def test_clipping_gradients_that_were_sent_already_is_refused(pair: Any) -> None
         assert "model.clip_grad_norm_" in error.hint
 
 
-@both_schedules
+@every_schedule
 def test_batch_norm_and_an_uneven_last_batch_equal_ddp(pair: Any, schedule: str) -> None:
     assert pair.run("in_rank_training.with_batch_norm", schedule=schedule) == [[], []]
 
 
-@both_schedules
+@every_schedule
 @pytest.mark.parametrize("name", ["StepLR", "OneCycleLR", "CosineAnnealingLR"])
 def test_learning_rate_schedulers_work_as_on_ddp(pair: Any, schedule: str, name: str) -> None:
     assert pair.run("in_rank_training.scheduled", schedule=schedule, name=name) == [[], []]
 
 
-@both_schedules
+@every_schedule
 def test_whoever_reads_parameters_right_after_a_step_reads_those_of_ddp(pair: Any, schedule: str) -> None:
     for found in pair.run("in_rank_training.read_right_after_step", schedule=schedule):
         assert [way for way, right in found.items() if not right] == []
 
 
-@both_schedules
+@every_schedule
 def test_loading_parameters_in_mid_training_equals_ddp(pair: Any, schedule: str) -> None:
     assert pair.run("in_rank_training.loaded", schedule=schedule) == [[], []]
 
 
-@both_schedules
+@every_schedule
 def test_training_goes_on_from_saved_states_as_if_never_interrupted(pair: Any, schedule: str) -> None:
     assert pair.run("in_rank_training.resumed", schedule=schedule) == [[], []]
 
@@ -149,3 +150,12 @@ except tonnage.errors.MissingExtra as error:
 """
     ended = _python(code)
     assert "pip install 'tonnage[train]'" in ended.stdout, ended.stderr
+
+
+@pytest.mark.parametrize(
+    "what", ["skips a step", "clips", "changes the rate", "changes a gradient", "has unused parameters"]
+)
+def test_what_the_early_schedule_forbids_is_refused_on_every_rank(pair: Any, what: str) -> None:
+    for error in pair.answers("in_rank_training.too_late", what=what):
+        assert isinstance(error, EngineError)
+        assert "schedule='" in str(error.hint)

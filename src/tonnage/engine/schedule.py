@@ -132,12 +132,13 @@ class Schedule:
         if self.sharded and not self._learnt:
             self._learn()
         self._log.begin_compute("backward")
-        self.wait_sent()
+        self.wait_writable()
 
-    def wait_sent(self) -> None:
-        """Gradient buckets may be written: what was in them has left."""
+    def wait_writable(self) -> None:
+        """Gradient buckets may be written: what was in them has left, and the own part was added up."""
         for ticket in self._unsent:
             self._transport.wait_sent(ticket)
+            self._receive(ticket)
         self._unsent.clear()
 
     def before_module(self, hook: _ModuleHook) -> None:
@@ -185,8 +186,7 @@ class Schedule:
                 self._leave(bucket.index)
         self._log.end_compute()
         if not self.sharded:
-            for ticket in self._reductions.values():
-                self._receive(ticket)
+            self.wait_writable()  # the user may clip or change gradients from here on
         self._agree_on_unused()
         if self.early and not self._transport.updates_early:
             self._update_all()
@@ -244,7 +244,7 @@ class Schedule:
     def finish(self) -> None:
         """Everything under way has ended, both ways."""
         self.wait_gathers()
-        self.wait_sent()
+        self.wait_writable()
         for ticket in self._last_gathers.values():
             self._transport.wait_sent(ticket)
 
@@ -412,8 +412,10 @@ class Schedule:
             hook = _ModuleHook(self.before_module, name, tuple(sorted({self._bucket_of[i] for i in own})))
             self._hooks.append(hook)
             each.register_forward_pre_hook(hook)
-            each.register_state_dict_pre_hook(Hook(self.wait_gathers))
-            each.register_load_state_dict_pre_hook(Hook(self.wait_gathers))
+            each.register_state_dict_pre_hook(_Gate(self.wait_gathers))
+            each.register_load_state_dict_pre_hook(_Gate(self.wait_gathers))
+            # Whoever copies or pickles a module goes through its attributes in order: the gates come first.
+            each.__dict__["_parameters"] = each.__dict__.pop("_parameters")
 
 
 class Hook:
@@ -450,6 +452,18 @@ class _ModuleHook(Hook):
         """Run it, unless it was left behind; the module and its inputs don't matter."""
         if self._function is not None:
             self._function(self)
+
+
+class _Gate(Hook):
+    """A hook that is waited for when its module is copied or pickled, too."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Hook:
+        self()
+        return super().__deepcopy__(memo)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self()
+        return super().__reduce__()
 
 
 def _detached(kind: type[Hook]) -> Hook:

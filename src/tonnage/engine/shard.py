@@ -112,7 +112,7 @@ class ShardedOptimizer(EngineOptimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients; with ``set_to_none=False`` overwrite them, once they have been sent."""
         if not set_to_none:
-            self._schedule.wait_sent()
+            self._schedule.wait_writable()
         super().zero_grad(set_to_none)
 
     def segment_gradients(self) -> list[torch.Tensor]:
@@ -121,6 +121,7 @@ class ShardedOptimizer(EngineOptimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's part of the state: load it on the same rank of a job of the same size."""
+        self._schedule.wait_gathers()  # with schedule='early' the last updates may still be under way
         return {
             "shards": [part.optimizer.state_dict() if part.optimizer else None for part in self._parts],
             "param_groups": [{k: v for k, v in g.items() if k != "params"} for g in self.param_groups],
@@ -143,6 +144,7 @@ class ShardedOptimizer(EngineOptimizer):
                 "the optimizer state was not saved by this engine with the same buckets and groups",
                 hint="load it with the model, bucket size and world size that it was saved with",
             )
+        self._schedule.wait_gathers()
         for part, shard in zip(self._parts, shards, strict=True):
             if part.optimizer is not None:
                 part.optimizer.load_state_dict(shard)

@@ -115,6 +115,8 @@ class DataParallel(nn.Module):
         self._memory = _allocate(self._buckets, self._trained, sharded=schedule != "allreduce", device=device)
         for memory in self._memory:
             self._transport.add_bucket(memory)
+        # A rank that is ahead must not send into buckets that another has yet to lay out.
+        self._transport.exchange(torch.zeros(1, device=device))
         self._schedule = Schedule(
             module,
             [n for n, _ in named],
@@ -221,7 +223,7 @@ class DataParallel(nn.Module):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients; see the optimizer's method of the same name."""
         if not set_to_none:
-            self._schedule.wait_sent()
+            self._schedule.wait_writable()
         super().zero_grad(set_to_none)
 
     # What reads parameters outside a forward pass gets whole ones.
