@@ -2,6 +2,7 @@
 
     python benchmarks/engine_vs_ddp.py                 # everything, about ten minutes
     python benchmarks/engine_vs_ddp.py --ranks 2 --ratio 1 --compute emulated
+    python benchmarks/engine_vs_ddp.py --link 200mbit --compute real --compress int8
 
 Each case runs ours and DDP with buckets of 1, 5 and 25 MB (its default) in one process group, in turns of
 a few steps, so that a machine whose speed drifts is fair to all. A round's ratio compares turns that lie
@@ -9,7 +10,7 @@ beside each other; printed are the median and the range over the rounds.
 
 ``emulated`` compute sleeps, as when an accelerator computes and the CPUs are free: it shows the schedule.
 ``real`` compute runs a GPT on the CPUs, which communication then competes for. The bound of a step is
-max(compute, bytes / bandwidth), with 2 (n-1)/n of the gradients' bytes.
+max(compute, bytes / bandwidth), with 2 (n-1)/n of the gradients' bytes, uncompressed.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=6, help="steps of a turn")
     parser.add_argument("--schedule", default="shard", choices=["shard", "early", "allreduce"])
     parser.add_argument("--bucket", default=None, help="our bucket size")
+    parser.add_argument("--compress", default=None, help="our compression, as int8 or power:4")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--worker", type=json.loads, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -65,6 +67,7 @@ def measure(compute: str, ranks: int, ratio: float, args: argparse.Namespace) ->
         "steps": args.steps,
         "schedule": args.schedule,
         "bucket": args.bucket,
+        "compress": args.compress,
     }
     found: list[dict[str, object]] = []
     with Lab(ranks, rate) as lab:
@@ -168,7 +171,7 @@ def ours(model, task):
 
     import tonnage
 
-    settings = {"bucket": task["bucket"]} if task["bucket"] else {}
+    settings = {name: task[name] for name in ("bucket", "compress") if task[name]}
     wrapped = tonnage.DataParallel(model, schedule=task["schedule"], **settings)
     optimizer = wrapped.optimizer(torch.optim.AdamW, fused=True)
 

@@ -13,16 +13,18 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from tonnage.engine import DataParallel as DataParallel
+    from tonnage.engine import LocalSteps as LocalSteps
     from tonnage.errors import TonnageError as TonnageError
     from tonnage.ledger import Ledger as Ledger
 
 _HOMES = {
     "DataParallel": "tonnage.engine",
     "Ledger": "tonnage.ledger",
+    "LocalSteps": "tonnage.engine",
     "TonnageError": "tonnage.errors",
 }
 
-__all__ = ["DataParallel", "Ledger", "TonnageError", "__version__"]
+__all__ = ["DataParallel", "Ledger", "LocalSteps", "TonnageError", "__version__"]
 
 
 def __getattr__(name: str) -> object:

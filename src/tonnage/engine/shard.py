@@ -16,7 +16,8 @@ from torch import nn
 
 from tonnage.engine.bucket import Bucket
 from tonnage.engine.schedule import Schedule
-from tonnage.engine.transport import Buffers
+from tonnage.engine.squeeze import Compression
+from tonnage.engine.transport import Buffers, Packing
 from tonnage.errors import EngineError
 
 _ELEMENTWISE = {
@@ -32,6 +33,8 @@ _ELEMENTWISE = {
     "Rprop",
     "SGD",
 }
+_COMPRESSION = "compression"
+"""Key of what compression adds to a state dict."""
 _NOT_ELEMENTWISE = {"Adafactor", "LBFGS", "Muon", "SparseAdam"}
 
 
@@ -65,8 +68,10 @@ class ShardedOptimizer(EngineOptimizer):
         buckets: Sequence[Bucket],
         buffers: Sequence[Buffers],
         schedule: Schedule,
+        compression: Compression | None = None,
     ) -> None:
         super().__init__(params, make, settings)
+        self._compression = compression
         _refuse_unless_elementwise(type(self.template))
         self._schedule = schedule
         group_of = _group_of(self.param_groups, parameters)
@@ -122,10 +127,11 @@ class ShardedOptimizer(EngineOptimizer):
     def state_dict(self) -> dict[str, Any]:
         """This rank's part of the state: load it on the same rank of a job of the same size."""
         self._schedule.wait_gathers()  # with schedule='early' the last updates may still be under way
-        return {
+        state = {
             "shards": [part.optimizer.state_dict() if part.optimizer else None for part in self._parts],
             "param_groups": [{k: v for k, v in g.items() if k != "params"} for g in self.param_groups],
         }
+        return _with_compression(state, self._compression)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take back what :meth:`state_dict` gave.
@@ -150,6 +156,7 @@ class ShardedOptimizer(EngineOptimizer):
                 part.optimizer.load_state_dict(shard)
         for group, saved in zip(self.param_groups, groups, strict=True):
             group.update(saved)
+        _load_compression(state_dict, self._compression)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Only while it is being made: buckets can't grow.
@@ -186,7 +193,9 @@ class _Part:
             first, last = slot.within(start, stop)
             if first >= last or slot.index not in group_of:
                 continue
-            segment = memory.parameter[first:last]
+            # Where parameters are handed on rounded, what the optimizer works on is the exact copy.
+            master = memory.packing.master if isinstance(memory.packing, Packing) else None
+            segment = memory.parameter[first:last] if master is None else master[first - start : last - start]
             segment.grad = memory.shard_gradient[first - start : last - start]
             self._segments.append((slot.index, segment))
             self.gradients.append((slot.index, segment.grad))
@@ -219,9 +228,11 @@ class WholeOptimizer(EngineOptimizer):
         settings: Mapping[str, Any],
         *,
         schedule: Schedule,
+        compression: Compression | None = None,
     ) -> None:
         super().__init__(params, make, settings)
         self._schedule = schedule
+        self._compression = compression
         self.state = self.template.state
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -233,14 +244,26 @@ class WholeOptimizer(EngineOptimizer):
         return loss
 
     def state_dict(self) -> dict[str, Any]:
-        """That of the optimizer within."""
-        return self.template.state_dict()
+        """That of the optimizer within, and what compression owes."""
+        return _with_compression(self.template.state_dict(), self._compression)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Into the optimizer within."""
-        self.template.load_state_dict(dict(state_dict))
+        inner = {name: value for name, value in state_dict.items() if name != _COMPRESSION}
+        self.template.load_state_dict(inner)
+        _load_compression(state_dict, self._compression)
         self.param_groups = self.template.param_groups
         self.state = self.template.state
+
+
+def _with_compression(state: dict[str, Any], compression: Compression | None) -> dict[str, Any]:
+    return state if compression is None else {**state, _COMPRESSION: compression.state_dict()}
+
+
+def _load_compression(state: Mapping[str, Any], compression: Compression | None) -> None:
+    """What the checkpoint owes; one from a training without compression owes nothing."""
+    if compression is not None and _COMPRESSION in state:
+        compression.load_state_dict(state[_COMPRESSION])
 
 
 def _loss_of(closure: Callable[[], float] | None) -> float | None:

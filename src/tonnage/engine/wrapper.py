@@ -25,8 +25,9 @@ from torch import nn
 
 from tonnage.engine.bucket import Bucket, ParameterSpec, cut_buckets, plan_hash
 from tonnage.engine.record import StepLog
-from tonnage.engine.schedule import Schedule, ScheduleName, like, parameters_of
+from tonnage.engine.schedule import Hook, Schedule, ScheduleName, like, parameters_of
 from tonnage.engine.shard import EngineOptimizer, ShardedOptimizer, WholeOptimizer
+from tonnage.engine.squeeze import Compression
 from tonnage.engine.transport import (
     Buffers,
     LocalTransport,
@@ -57,6 +58,9 @@ class DataParallel(nn.Module):
             scaling and skipped steps; ``"allreduce"`` hides communication under the backward pass
             alone, and works with any optimizer.
         bucket: bytes of gradients that travel as one, as a number or text like ``"2MB"``.
+        compress: what to send fewer bytes by: ``"lossless"``, ``"bf16"``, ``"fp16"``, ``"int8"``,
+            ``"topk:0.01"`` (the part that is sent), ``"sign"``, or with ``schedule="allreduce"``
+            ``"power:4"`` (PowerSGD's rank). What a lossy one leaves out is sent in later steps.
         process_group: the ranks to train over; all of them by default.
         broadcast_buffers: hand rank 0's buffers (BatchNorm's statistics) to all before each training
             forward pass, as DDP does.
@@ -77,6 +81,7 @@ class DataParallel(nn.Module):
         *,
         schedule: ScheduleName = "shard",
         bucket: int | str = "2MB",
+        compress: str | None = None,
         process_group: dist.ProcessGroup | None = None,
         broadcast_buffers: bool = True,
         find_unused_parameters: bool = False,
@@ -110,10 +115,26 @@ class DataParallel(nn.Module):
         if group is not None:
             names = [f"{n} {tuple(p.shape)} {p.dtype}" for n, p in named]
             check_same_plan(group, plan_hash(self._buckets), names, device)
+        dtypes = [self._trained[bucket.slots[0].index].dtype for bucket in self._buckets]
+        self._compression = (
+            Compression(
+                compress,
+                buckets=self._buckets,
+                shapes=[p.shape for p in self._trained],
+                dtypes=dtypes,
+                rank=group.rank(),
+                sharded=schedule != "allreduce",
+                device=_compressing(device),
+            )
+            if compress is not None and group is not None and world_size > 1
+            else None
+        )
         self._transport = _open_transport(group, device, timeout=timeout, hang_timeout=hang_timeout)
         self._log = StepLog(self._transport, link=_link_level())
         self._memory = _allocate(self._buckets, self._trained, sharded=schedule != "allreduce", device=device)
-        for memory in self._memory:
+        for own, dtype, memory in zip(self._buckets, dtypes, self._memory, strict=True):
+            if self._compression is not None:
+                memory.packing = self._compression.packing(own, dtype)
             self._transport.add_bucket(memory)
         # A rank that is ahead must not send into buckets that another has yet to lay out.
         self._transport.exchange(torch.zeros(1, device=device))
@@ -131,6 +152,9 @@ class DataParallel(nn.Module):
         self._optimizer: EngineOptimizer | None = None
         self._hand_out(list(module.parameters()), "parameter", step=-1)
         self._hand_out(list(module.buffers()), "buffer", step=-1)
+        if self._compression is not None:
+            self._take_parameters()
+            module.register_load_state_dict_post_hook(Hook(self._take_parameters))
         self._close = _Closing(self._schedule, self._transport)
 
     # Training.
@@ -179,9 +203,12 @@ class DataParallel(nn.Module):
                 buckets=self._buckets,
                 buffers=self._memory,
                 schedule=self._schedule,
+                compression=self._compression,
             )
         else:
-            self._optimizer = WholeOptimizer(params, kind, settings, schedule=self._schedule)
+            self._optimizer = WholeOptimizer(
+                params, kind, settings, schedule=self._schedule, compression=self._compression
+            )
         self._schedule.has_optimizer = True
         return self._optimizer
 
@@ -220,6 +247,10 @@ class DataParallel(nn.Module):
             gradient.mul_(scale.to(gradient.dtype))
         return total
 
+    def _take_parameters(self, *_: object) -> None:
+        assert self._compression is not None
+        self._compression.take_parameters(self._memory)
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients; see the optimizer's method of the same name."""
         if not set_to_none:
@@ -248,10 +279,12 @@ class DataParallel(nn.Module):
     def ledger(self, facts: Mapping[str, Any] | None = None) -> Ledger | None:
         """The ledger of all ranks on rank 0, ``None`` elsewhere. All ranks must call it together."""
         self.drain()
-        shape = {
+        shape: dict[str, Any] = {
             "world_size": self._transport.world_size,
             "num_params": sum(p.numel() for p in self._trained),
         }
+        if self._compression is not None:
+            shape["compress"] = self._compression.name
         own = self._log.ledger({"run": "tonnage", **shape, **dict(facts or {})})
         parts = self._transport.gather_bytes(to_bytes(own))
         return None if parts is None else Ledger.gather([from_bytes(part) for part in parts])
@@ -297,6 +330,14 @@ def _only_device(named: list[tuple[str, nn.Parameter]]) -> torch.device:
     device = devices.pop()
     if device.type not in ("cpu", "cuda"):
         raise EngineError(f"no transport for device {device}", hint="use cpu or cuda")
+    return device
+
+
+def _compressing(device: torch.device) -> torch.device:
+    if device.type != "cpu":
+        raise EngineError(
+            f"no compression for {device.type} tensors yet", hint="leave compress out, or train on CPUs"
+        )
     return device
 
 
@@ -389,8 +430,8 @@ class _Closing:
         except (EngineError, RankFailure):
             lost = True
         if lost:
-            # A thread that waits inside Gloo for a lost rank can't be called back, and one that comes
-            # back while the interpreter goes down aborts it. What went wrong has been told by now.
+            # A thread of the process group's that waits for a lost rank can't be called back, and one that
+            # comes back while the interpreter goes down aborts it. What went wrong has been told by now.
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(1)

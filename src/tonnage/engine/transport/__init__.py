@@ -12,6 +12,7 @@ from tonnage.engine.transport.group import (
 from tonnage.engine.transport.local import LocalTransport
 from tonnage.engine.transport.mesh import Mesh
 from tonnage.engine.transport.nccl import NcclTransport
+from tonnage.engine.transport.packed import Packing, Projection
 from tonnage.engine.transport.tcp import TcpTransport, average
 from tonnage.engine.transport.ticket import Buffers, Leg, Ticket, Transport
 
@@ -21,6 +22,8 @@ __all__ = [
     "LocalTransport",
     "Mesh",
     "NcclTransport",
+    "Packing",
+    "Projection",
     "TcpTransport",
     "Ticket",
     "Transport",

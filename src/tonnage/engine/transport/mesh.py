@@ -105,9 +105,12 @@ class Mesh:
         self._thread = threading.Thread(target=self._run, name="tonnage-mesh", daemon=True)
         self._thread.start()
 
-    def place(self, peer: int, key: int, memory: memoryview) -> None:
-        """Messages of ``peer`` under ``key`` land here from now on; only before the first can come."""
-        self._links[peer].placed[key] = memory
+    def place(self, peer: int, key: int, memory: memoryview, *, exact: bool = True) -> None:
+        """Messages of ``peer`` under ``key`` land here from now on; only before the first can come.
+
+        They fill it, or, unless ``exact``, its beginning.
+        """
+        self._links[peer].placed[key] = memory, exact
 
     def send(self, peer: int, message: Outgoing, priority: int) -> None:
         """Queue a message; smaller priorities go first, equal ones in their order."""
@@ -316,7 +319,7 @@ class _Link:
         self.writing = False
         self.gone = False
         self.said_bye = False
-        self.placed: dict[int, memoryview] = {}
+        self.placed: dict[int, tuple[memoryview, bool]] = {}
         self.mail: dict[int, bytearray] = {}
         self.come: dict[int, int] = {}
         self.head = bytearray(_HEADER.size)
@@ -335,9 +338,9 @@ class _Link:
 
     def landing(self, key: int, total: int) -> memoryview:
         """Where a message of ``total`` bytes under ``key`` lands."""
-        memory = self.placed.get(key)
-        if memory is not None:
-            if len(memory) != total:
+        if key in self.placed:
+            memory, exact = self.placed[key]
+            if total > len(memory) or (exact and total < len(memory)):
                 raise EngineError(f"sent {total} bytes where {len(memory)} belong")
             return memory
         if total > _MAX_MESSAGE:

@@ -7,7 +7,8 @@ shard, and adds up what arrives in rank order; the same bits on every rank and i
 
 - *What arrives is known in any order*, so a module waits for its own bucket and for no other.
 - *One thread writes.* Priorities and order are decided in one place, between chunks.
-- *One thread adds up*, and where the optimizer may, updates the shard at once and hands it on.
+- *One thread adds up*, and where the optimizer may, updates the shard at once and hands it on. It also
+  packs and unpacks what is compressed, so that one bucket is packed while another is on its way.
 - *No receive needs to be posted.* A peer sends a bucket's gradients of the next step only after it has
   our parameters of this one, which we sent after our sum: so the memory they land in is free.
 
@@ -27,6 +28,7 @@ import torch
 from tonnage.engine.health import Health, Verdict
 from tonnage.engine.transport.group import broadcast_wire_nbytes, children
 from tonnage.engine.transport.mesh import Mesh, Outgoing
+from tonnage.engine.transport.packed import Coded, Packed, Packing, Projected, Projection, Sends
 from tonnage.engine.transport.ticket import Buffers, Leg, Ticket
 from tonnage.errors import RankFailure
 
@@ -37,10 +39,16 @@ _URGENT, _SOON = -2, -1
 
 @dataclass(slots=True, eq=False)
 class _Leg:
-    """One half of a bucket's way: the same messages in every step."""
+    """One half of a bucket's way.
 
-    sends: list[tuple[int, memoryview]]
+    ``pack`` says what goes to whom, and does it on the adding thread if that ``takes_time``; ``finish``
+    runs there when all has arrived.
+    """
+
     key: int
+    pack: Callable[[], Sends]
+    takes_time: bool
+    finish: Callable[[], None] | None
     arrived: set[int] = field(default_factory=set)
     ticket: Ticket | None = None
     then: Callable[[], None] | None = None
@@ -51,7 +59,6 @@ class _Bucket:
     buffers: Buffers
     gradients: _Leg
     whole: _Leg
-    average: Callable[[], None]
 
 
 class TcpTransport:
@@ -84,6 +91,7 @@ class TcpTransport:
         self._timeout = timeout
         self._clock = clock
         self._peers = [(rank + i) % world_size for i in range(1, world_size)]
+        self._num_threads = torch.get_num_threads()
         # Everything below is shared by the threads and guarded by `_changed`.
         self._changed = threading.Condition()
         self._buckets: list[_Bucket] = []
@@ -94,7 +102,7 @@ class TcpTransport:
         self._failure: Verdict | None = None
         self._lost: dict[int, str] = {}
         self._closing = False
-        self._sums: queue.SimpleQueue[tuple[_Bucket, Ticket] | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._adder = threading.Thread(target=self._guard, name="tonnage-add", daemon=True)
         self._mesh = open_mesh(self)
         self._adder.start()
@@ -113,36 +121,14 @@ class TcpTransport:
     def add_bucket(self, buffers: Buffers) -> None:
         """Lay out the messages of a bucket, and where those of others land."""
         index = len(self._buckets)
-        size = buffers.gradient.numel() // self.world_size
-        sharded = buffers.shard_gradient.numel() > 0
-        whole = buffers.parameter if sharded else buffers.gradient
-        summed = buffers.shard_gradient if sharded else torch.empty_like(buffers.gradient[:size])
-        # Where gradients are averaged in place, the own part is both a summand and the sum's place.
-        own = _part(whole, self.rank, size)
-        scratch = torch.empty((self.world_size - 1, size), dtype=buffers.gradient.dtype)
-        arrived = dict(zip(self._peers, scratch, strict=True))
-        for peer in self._peers:
-            self._mesh.place(peer, _GRADIENTS | index, _bytes_of(arrived[peer]))
-            self._mesh.place(peer, _WHOLE | index, _bytes_of(_part(whole, peer, size)))
-        in_rank_order = [
-            arrived[r] if r in arrived else _part(buffers.gradient, r, size) for r in range(self.world_size)
-        ]
-        gradients = [(p, _bytes_of(_part(buffers.gradient, p, size))) for p in self._peers]
-
-        def mean() -> None:
-            average(in_rank_order, out=summed)
-            if not sharded:
-                own.copy_(summed)
-
-        bucket = _Bucket(
-            buffers,
-            _Leg(gradients, _GRADIENTS | index),
-            _Leg([(p, _bytes_of(own)) for p in self._peers], _WHOLE | index),
-            mean,
-        )
+        gradients, whole = _GRADIENTS | index, _WHOLE | index
+        if buffers.packing is None:
+            bucket = self._plain(buffers, gradients, whole)
+        else:
+            bucket = self._packed(buffers, buffers.packing, gradients, whole)
         with self._changed:
-            self._leg_of[_GRADIENTS | index] = bucket, bucket.gradients
-            self._leg_of[_WHOLE | index] = bucket, bucket.whole
+            self._leg_of[gradients] = bucket, bucket.gradients
+            self._leg_of[whole] = bucket, bucket.whole
             self._buckets.append(bucket)
 
     def wrote(self, index: int) -> None:
@@ -167,11 +153,11 @@ class TcpTransport:
         """A reduce-scatter and an all-gather of the gradients, in place."""
         bucket = self._buckets[index]
         ticket = self._ticket(bucket, "all-reduce", _SOON)
-        ticket.wire_nbytes *= 2
         first = self._ticket(bucket, "reduce-scatter", _SOON)
 
         def then() -> None:
             ticket.start = first.start
+            ticket.wire_nbytes += first.wire_nbytes
             self._begin(bucket, bucket.whole, ticket)
 
         self._begin(bucket, bucket.gradients, first, then)
@@ -229,7 +215,7 @@ class TcpTransport:
             if self._closing:
                 return
             self._closing = True
-        self._sums.put(None)
+        self._work.put(None)
         self._adder.join(self._timeout)
         self._mesh.close(self._timeout)
         if self._health is not None:
@@ -257,9 +243,66 @@ class TcpTransport:
 
     # Legs.
 
+    def _plain(self, buffers: Buffers, gradients: int, whole: int) -> _Bucket:
+        """A bucket that travels as it is."""
+        size = buffers.gradient.numel() // self.world_size
+        sharded = buffers.shard_gradient.numel() > 0
+        summed = buffers.shard_gradient if sharded else torch.empty_like(buffers.gradient[:size])
+        handed_on = buffers.parameter if sharded else buffers.gradient
+        # Where gradients are averaged in place, the own part is both a summand and the sum's place.
+        own = _part(handed_on, self.rank, size)
+        scratch = torch.empty((self.world_size - 1, size), dtype=buffers.gradient.dtype)
+        arrived = dict(zip(self._peers, scratch, strict=True))
+        for peer in self._peers:
+            self._mesh.place(peer, gradients, _bytes_of(arrived[peer]))
+            self._mesh.place(peer, whole, _bytes_of(_part(handed_on, peer, size)))
+        in_rank_order = [
+            arrived[r] if r in arrived else _part(buffers.gradient, r, size) for r in range(self.world_size)
+        ]
+        shards = [(p, _bytes_of(_part(buffers.gradient, p, size))) for p in self._peers]
+        owned = [(p, _bytes_of(own)) for p in self._peers]
+
+        def mean() -> None:
+            average(in_rank_order, out=summed)
+            if not sharded:
+                own.copy_(summed)
+
+        return _Bucket(
+            buffers,
+            _Leg(gradients, lambda: shards, False, mean),
+            _Leg(whole, lambda: owned, False, None),
+        )
+
+    def _packed(self, buffers: Buffers, packing: Packing | Projection, gradients: int, whole: int) -> _Bucket:
+        """A bucket that travels in fewer bytes."""
+        size = buffers.gradient.numel() // self.world_size
+        packed: Packed
+        if isinstance(packing, Projection):
+            packed = Projected(packing, gradient=buffers.gradient, rank=self.rank, peers=self._peers)
+        else:
+            sharded = buffers.shard_gradient.numel() > 0
+            packed = Coded(
+                packing,
+                gradient=buffers.gradient,
+                parameter=buffers.parameter,
+                summed=buffers.shard_gradient if sharded else torch.empty_like(buffers.gradient[:size]),
+                rank=self.rank,
+                peers=self._peers,
+            )
+        for peer in self._peers:
+            self._mesh.place(peer, gradients, _bytes_of(packed.gradients_landing(peer)), exact=packed.exact)
+            self._mesh.place(peer, whole, _bytes_of(packed.whole_landing(peer)), exact=packed.exact)
+        return _Bucket(
+            buffers,
+            _Leg(gradients, packed.pack_gradients, True, packed.sum_gradients),
+            _Leg(whole, packed.pack_whole, True, packed.unpack_whole),
+        )
+
     def _ticket(self, bucket: _Bucket, leg: Leg, priority: int) -> Ticket:
         nbytes = bucket.buffers.gradient.nbytes
-        wire = nbytes // self.world_size * (self.world_size - 1)
+        # What a packed bucket sends is known when it has been packed.
+        packed = bucket.buffers.packing is not None
+        wire = 0 if packed else nbytes // self.world_size * (self.world_size - 1)
         ticket = Ticket(leg, bucket.buffers.label, nbytes, wire, priority)
         self._open[ticket] = bucket
         return ticket
@@ -267,7 +310,22 @@ class TcpTransport:
     def _begin(
         self, bucket: _Bucket, leg: _Leg, ticket: Ticket, then: Callable[[], None] | None = None
     ) -> Ticket:
-        unsent = [len(leg.sends)]
+        with self._changed:
+            self._raise_failure()
+            assert leg.ticket is None, f"{ticket.leg} of bucket {ticket.label} begun twice"
+            leg.ticket, leg.then = ticket, then
+            if leg.takes_time:  # before what finishes this leg, which waits in the same queue
+                self._work.put(lambda: self._send(leg, ticket))
+            self._complete_if_whole(bucket, leg)
+        if not leg.takes_time:
+            self._send(leg, ticket)
+        return ticket
+
+    def _send(self, leg: _Leg, ticket: Ticket) -> None:
+        sends = leg.pack()
+        if leg.takes_time:
+            ticket.wire_nbytes += sum(len(memory) for _, memory in sends)
+        unsent = [len(sends)]
 
         def begun() -> None:
             if ticket.start is None:
@@ -280,14 +338,8 @@ class TcpTransport:
                     ticket.sent = True
                     self._changed.notify_all()
 
-        with self._changed:
-            self._raise_failure()
-            assert leg.ticket is None, f"{ticket.leg} of bucket {ticket.label} begun twice"
-            leg.ticket, leg.then = ticket, then
-            self._complete_if_whole(bucket, leg)
-        for peer, memory in leg.sends:
+        for peer, memory in sends:
             self._mesh.send(peer, Outgoing(leg.key, memory, begun, done), ticket.priority)
-        return ticket
 
     def _complete_if_whole(self, bucket: _Bucket, leg: _Leg) -> None:
         ticket = leg.ticket
@@ -295,10 +347,19 @@ class TcpTransport:
             return
         leg.arrived.clear()
         leg.ticket = None
-        if leg is bucket.gradients:
-            self._sums.put((bucket, ticket))
+        if leg.finish is not None:
+            self._work.put(lambda: self._finish(leg, ticket))
         else:
             self._tell_received(ticket)
+
+    def _finish(self, leg: _Leg, ticket: Ticket) -> None:
+        assert leg.finish is not None
+        leg.finish()
+        then, leg.then = leg.then, None
+        with self._changed:
+            self._tell_received(ticket)
+        if then is not None:
+            then()
 
     def _tell_received(self, ticket: Ticket) -> None:
         ticket.stop = self._clock()
@@ -309,15 +370,12 @@ class TcpTransport:
         self._changed.notify_all()
 
     def _add(self) -> None:
-        """The adding thread: sums in the order in which buckets became whole."""
-        while (entry := self._sums.get()) is not None:
-            bucket, ticket = entry
-            bucket.average()
-            then, bucket.gradients.then = bucket.gradients.then, None
-            with self._changed:
-                self._tell_received(ticket)
-            if then is not None:
-                then()
+        """The adding thread: packs and sums in the order in which buckets became ready and whole."""
+        # OpenMP counts a thread's helpers by that thread: without this, one that was told to compute
+        # alone would get a helper a core, and they would spin beside the other ranks'.
+        torch.set_num_threads(self._num_threads)
+        while (work := self._work.get()) is not None:
+            work()
 
     # Mail, waiting, and what goes wrong.
 

@@ -13,6 +13,8 @@ from typing import Literal, Protocol
 
 import torch
 
+from tonnage.engine.transport.packed import Packing, Projection
+
 Leg = Literal["reduce-scatter", "all-gather", "all-reduce", "flags"]
 
 
@@ -56,12 +58,14 @@ class Buffers:
         gradient: shape ``(numel,)``, this rank's own gradients.
         shard_gradient: shape ``(numel / world_size,)``, the mean over all ranks; empty unless sharded.
         parameter: shape ``(numel,)``, the parameters; empty unless sharded.
+        packing: how it is compressed, if it is.
     """
 
     label: str
     gradient: torch.Tensor
     shard_gradient: torch.Tensor
     parameter: torch.Tensor
+    packing: Packing | Projection | None = None
 
 
 class Transport(Protocol):

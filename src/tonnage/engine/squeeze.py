@@ -1,0 +1,151 @@
+"""Compression of a whole model: one packing a bucket, and what of it belongs into a checkpoint.
+
+Which codec, where its residuals lie, and the master copies of shards whose parameters are handed on
+rounded. :mod:`tonnage.engine.transport.packed` says what is done with them in a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from tonnage.engine.bucket import Bucket
+from tonnage.engine.compress import ErrorFeedback, PowerState, as_matrix, make_codec
+from tonnage.engine.transport import Buffers, Packing, Projection
+from tonnage.errors import EngineError
+
+_DEFAULT_RANK = 4
+
+
+class Compression:
+    """What compression holds on one rank.
+
+    Args:
+        name: as a user writes it: a codec's name, or ``power:RANK``.
+        buckets: how the gradients are cut.
+        shapes: shape of each trained parameter, by its index.
+        dtypes: dtype of each bucket.
+        rank: this rank.
+        sharded: whether parameters are handed on, not gradients.
+        device: where all of it lives.
+
+    Raises:
+        EngineError: no codec has that name, or PowerSGD was asked for where parameters are handed on.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        buckets: Sequence[Bucket],
+        shapes: Sequence[Sequence[int]],
+        dtypes: Sequence[torch.dtype],
+        rank: int,
+        sharded: bool,
+        device: torch.device,
+    ) -> None:
+        self.name = name
+        power = _power_rank(name)
+        if power is not None and sharded:
+            raise EngineError(
+                "PowerSGD gives every rank the whole mean, and leaves a sharding schedule nothing to save",
+                hint=f"schedule='allreduce' with compress={name!r}",
+            )
+        self._buckets = buckets
+        self._rank = rank
+        self._sharded = sharded
+        self._codecs = {} if power else {dtype: make_codec(name, dtype) for dtype in dict.fromkeys(dtypes)}
+        lossy = power is not None or not next(iter(self._codecs.values())).lossless
+        self._owed = ErrorFeedback(buckets, rank=rank, device=device) if lossy else None
+        handed_on = lossy and power is None
+        self._owed_shard = (
+            ErrorFeedback(buckets, rank=rank, device=device, own_shard=True)
+            if handed_on and not sharded
+            else None
+        )
+        self._masters = (
+            [torch.zeros(b.shard_numel, dtype=t, device=device) for b, t in zip(buckets, dtypes, strict=True)]
+            if handed_on and sharded
+            else []
+        )
+        self._powers = [_power_state(b, shapes, power, device) for b in buckets] if power else []
+
+    def packing(self, bucket: Bucket, dtype: torch.dtype) -> Packing | Projection:
+        """How ``bucket`` travels."""
+        index = bucket.index
+        owed = None if self._owed is None else self._owed.residual(index, 0, bucket.numel)
+        if self._powers:
+            assert owed is not None
+            power, rest = self._powers[index]
+            return Projection(power, owed, rest)
+        start, stop = bucket.shard(self._rank)
+        return Packing(
+            self._codecs[dtype],
+            owed,
+            None if self._owed_shard is None else self._owed_shard.residual(index, start, stop),
+            self._masters[index] if self._masters else None,
+            filled=bucket.slots[-1].offset + bucket.slots[-1].numel,
+        )
+
+    def take_parameters(self, buffers: Sequence[Buffers]) -> None:
+        """The parameters are what they are now, on all ranks, whatever the masters held."""
+        for bucket, memory, master in zip(self._buckets, buffers, self._masters, strict=bool(self._masters)):
+            start, stop = bucket.shard(self._rank)
+            master.copy_(memory.parameter[start:stop])
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is owed, by parameter and element; load it on the same rank, or all ranks' on any number."""
+        state: dict[str, Any] = {"name": self.name}
+        if self._owed is not None:
+            state["owed"] = self._owed.state_dict()
+        if self._owed_shard is not None:
+            state["owed_shard"] = self._owed_shard.state_dict()
+        if self._masters:
+            state["masters"] = [master.clone() for master in self._masters]
+        if self._powers:
+            state["power"] = {k: v for power, _ in self._powers for k, v in power.state_dict().items()}
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back what :meth:`state_dict` gave on this rank.
+
+        Raises:
+            EngineError: it belongs to another compression, or to other buckets.
+        """
+        masters = state.get("masters", [])
+        if state.get("name") != self.name or len(masters) != len(self._masters):
+            raise EngineError(
+                f"the checkpoint was written with compress={state.get('name')!r}, this model has {self.name!r}",
+                hint="wrap the model with the compression and buckets that it was saved with",
+            )
+        if self._owed is not None:
+            self._owed.load_state_dict([state["owed"]])
+        if self._owed_shard is not None:
+            self._owed_shard.load_state_dict([state["owed_shard"]])
+        for master, saved in zip(self._masters, masters, strict=True):
+            master.copy_(saved)
+        for power, _ in self._powers:
+            power.load_state_dict(state["power"])
+
+
+def _power_rank(name: str) -> int | None:
+    kind, colon, number = name.partition(":")
+    if kind != "power":
+        return None
+    if colon and not number.isdigit():
+        raise EngineError(f"no rank in compress={name!r}", hint="give a number, like compress='power:4'")
+    return int(number) if colon else _DEFAULT_RANK
+
+
+def _power_state(
+    bucket: Bucket, shapes: Sequence[Sequence[int]], rank: int, device: torch.device
+) -> tuple[PowerState, tuple[tuple[int, int], ...]]:
+    found = [as_matrix(s.name, s.offset, shapes[s.index], rank=rank) for s in bucket.slots]
+    rest: Iterable[tuple[int, int]] = (
+        (slot.offset, slot.offset + slot.numel)
+        for slot, matrix in zip(bucket.slots, found, strict=True)
+        if matrix is None
+    )
+    return PowerState([m for m in found if m is not None], rank=rank, device=device), tuple(rest)
