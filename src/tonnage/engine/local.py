@@ -31,10 +31,8 @@ arXiv 2501.18512.
 from __future__ import annotations
 
 import atexit
-import ipaddress
 import os
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,17 +48,13 @@ from tonnage.engine.schedule import parameters_of
 from tonnage.engine.squeeze import Compression
 from tonnage.engine.transport import (
     Buffers,
-    LocalTransport,
-    Mesh,
-    TcpTransport,
     Ticket,
     Transport,
     backend_name,
     check_same_plan,
     engine_group,
-    open_links,
-    start_health,
-    synchronised_clock,
+    link_level,
+    open_transport,
 )
 from tonnage.errors import EngineError, RankFailure
 from tonnage.ledger import Ledger, from_bytes, to_bytes, write_ledger
@@ -148,7 +142,7 @@ class LocalSteps:
             _check_gloo(group)
             names = [f"{n} {tuple(p.shape)}" for n, p in named]
             check_same_plan(group, plan_hash(buckets), names, _HOST)
-        self._transport, link = _open(group, timeout=timeout, hang_timeout=hang_timeout)
+        self._transport = open_transport(group, _HOST, timeout=timeout, hang_timeout=hang_timeout)
         self._fragments = [
             _Fragment(bucket, offset=index * every // len(buckets) if stream else 0)
             for index, bucket in enumerate(buckets)
@@ -173,7 +167,7 @@ class LocalSteps:
             self._transport.add_bucket(buffers)
         # A rank that is ahead must not send into fragments that another has yet to lay out.
         self._transport.exchange(torch.zeros(1))
-        self._log = StepLog(self._transport, link=link)
+        self._log = StepLog(self._transport, link=link_level())
         self._begin()
         self._closing = _Closing(self._fragments, self._transport)
         self._hook = optimizer.register_step_post_hook(lambda *_: self._after_step())
@@ -477,24 +471,6 @@ def _cut(named: Sequence[tuple[str, nn.Parameter]], fragments: int, *, world_siz
     specs = [ParameterSpec(name=n, numel=p.numel(), dtype="torch.float32", itemsize=4) for n, p in named]
     total = sum(4 * p.numel() for _, p in named)
     return cut_buckets(specs, cap=max(4, -(-total // fragments)), world_size=world_size)
-
-
-def _open(group: dist.ProcessGroup | None, *, timeout: float, hang_timeout: float) -> tuple[Transport, str]:
-    """The transport of host memory, and the level of link that it crosses."""
-    if group is None or group.size() == 1:
-        origin = time.perf_counter()
-        return LocalTransport(clock=lambda: time.perf_counter() - origin), "loopback"
-    links = open_links(group, timeout=timeout)
-    addresses = [ipaddress.ip_address(str(each.getpeername()[0])) for each in links.values()]
-    transport = TcpTransport(
-        lambda receiver: Mesh(links, receiver),
-        rank=group.rank(),
-        world_size=group.size(),
-        health=start_health(group, hang_timeout=hang_timeout),
-        timeout=timeout,
-        clock=synchronised_clock(group, _HOST),
-    )
-    return transport, "loopback" if all(each.is_loopback for each in addresses) else "nic"
 
 
 def _arrived(fragment: _Fragment, transport: Transport) -> Ticket:

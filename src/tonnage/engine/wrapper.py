@@ -14,7 +14,6 @@ import atexit
 import contextlib
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -30,17 +29,11 @@ from tonnage.engine.shard import EngineOptimizer, ShardedOptimizer, WholeOptimiz
 from tonnage.engine.squeeze import Compression
 from tonnage.engine.transport import (
     Buffers,
-    LocalTransport,
-    Mesh,
-    NcclTransport,
-    TcpTransport,
     Transport,
-    backend_name,
     check_same_plan,
     engine_group,
-    open_links,
-    start_health,
-    synchronised_clock,
+    link_level,
+    open_transport,
 )
 from tonnage.errors import EngineError, RankFailure
 from tonnage.ledger import Ledger, from_bytes, to_bytes, write_ledger
@@ -129,8 +122,8 @@ class DataParallel(nn.Module):
             if compress is not None and group is not None and world_size > 1
             else None
         )
-        self._transport = _open_transport(group, device, timeout=timeout, hang_timeout=hang_timeout)
-        self._log = StepLog(self._transport, link=_link_level())
+        self._transport = open_transport(group, device, timeout=timeout, hang_timeout=hang_timeout)
+        self._log = StepLog(self._transport, link=link_level())
         self._memory = _allocate(self._buckets, self._trained, sharded=schedule != "allreduce", device=device)
         for own, dtype, memory in zip(self._buckets, dtypes, self._memory, strict=True):
             if self._compression is not None:
@@ -341,35 +334,6 @@ def _compressing(device: torch.device) -> torch.device:
     return device
 
 
-def _open_transport(
-    group: dist.ProcessGroup | None,
-    device: torch.device,
-    *,
-    timeout: float,
-    hang_timeout: float,
-) -> Transport:
-    if group is None or group.size() == 1:
-        origin = time.perf_counter()
-        return LocalTransport(clock=lambda: time.perf_counter() - origin)
-    name = backend_name(group, device)
-    clock = synchronised_clock(group, device)
-    if name == "gloo" and device.type == "cpu":
-        links = open_links(group, timeout=timeout)
-        return TcpTransport(
-            lambda receiver: Mesh(links, receiver),
-            rank=group.rank(),
-            world_size=group.size(),
-            health=start_health(group, hang_timeout=hang_timeout),
-            timeout=timeout,
-            clock=clock,
-        )
-    if name == "nccl":
-        return NcclTransport(group, device=device, clock=clock)
-    raise EngineError(
-        f"no transport for {device.type} tensors over {name}", hint="use gloo for CPUs and nccl for CUDA"
-    )
-
-
 def _allocate(
     buckets: tuple[Bucket, ...], parameters: list[nn.Parameter], *, sharded: bool, device: torch.device
 ) -> list[Buffers]:
@@ -391,14 +355,6 @@ def _allocate(
                 parameter.data = view
         memory.append(buffers)
     return memory
-
-
-def _link_level() -> str:
-    """What lies between the ranks, as far as the launcher's environment tells."""
-    if os.environ.get("LOCAL_WORLD_SIZE", "") == os.environ.get("WORLD_SIZE", "1"):
-        return "device" if torch.cuda.is_available() else "loopback"
-    address = os.environ.get("MASTER_ADDR", "localhost")
-    return "loopback" if address in ("localhost", "127.0.0.1", "::1") else "nic"
 
 
 class _Closing:

@@ -12,6 +12,7 @@ from tonnage.engine.transport.group import (
 from tonnage.engine.transport.local import LocalTransport
 from tonnage.engine.transport.mesh import Mesh
 from tonnage.engine.transport.nccl import NcclTransport
+from tonnage.engine.transport.open import link_level, open_transport
 from tonnage.engine.transport.packed import Packing, Projection
 from tonnage.engine.transport.tcp import TcpTransport, average
 from tonnage.engine.transport.ticket import Buffers, Leg, Ticket, Transport
@@ -32,7 +33,9 @@ __all__ = [
     "broadcast_wire_nbytes",
     "check_same_plan",
     "engine_group",
+    "link_level",
     "open_links",
+    "open_transport",
     "start_health",
     "synchronised_clock",
 ]
