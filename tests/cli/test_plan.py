@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -171,6 +176,16 @@ def test_a_number_that_can_not_be_meant_is_wrong_use(
         (["llama3-8b", "extra", "--cluster", "h100x8"], 2, "'extra'"),
         (["llama3-8b", "--days", "3"], 2, "how many tokens"),
         (["./config.json", "--cluster", "h100x8"], 1, "can't read the model"),
+        (["llama3-8b", "--cluster", "h100x8", "--attention", "flash9"], 1, "did you mean flash"),
+        (["llama3-8b", "--cluster", "h100x8", "--context", "donut"], 1, "no context 'donut'"),
+        (["llama3-8b", "--cluster", "h100x8", "--grad-bytes", "3"], 1, "gradients of 3 bytes"),
+        (["llama3-8b", "--cluster", "h100x8", "--what-if", "zero=nan"], 2, "zero is 'nan'"),
+        (["llama3-8b", "--cluster", "h100x8", "--what-if", "oversubscription=0"], 1, "oversubscription of 0"),
+        (["llama3-8b", "--cluster", "h100x99999999999999999999"], 1, "use at most"),
+        (["llama3-8b", "--days", "3", "--tokens", "1e12", "--price", "h100=nan"], 2, "is no price"),
+        (["llama3-8b", "--days", "3", "--tokens", "1e12", "--price", "h900=3"], 2, "not asked about"),
+        (["llama3-8b", "--cluster", "h100x8", "--html", "/none/x.html"], 2, "can't write the page"),
+        (["convert-mfu", "500%", "--model", "llama3-8b", "--from", "megatron"], 2, "utilisation of 500%"),
     ],
 )
 def test_a_mistake_is_one_clear_sentence(
@@ -182,3 +197,72 @@ def test_a_mistake_is_one_clear_sentence(
     assert "Traceback" not in err
     assert main(["plan", *command, "--json"]) == status
     assert json.loads(capsys.readouterr().out)["error"]["what"]
+
+
+def test_a_layout_that_does_not_fit_names_the_nearest_that_does(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "llama3-8b", "--cluster", "h100x8", "--zero", "0"]) == 0
+    assert "nearest that does: --zero 3" in " ".join(capsys.readouterr().out.split())
+    assert main(["plan", "llama3-8b", "--cluster", "h100x8", "--zero", "0", "--lang", "zh"]) == 0
+    assert "--zero 3" in capsys.readouterr().out
+
+
+def test_the_slowest_nic_is_where_the_time_is_lost(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *EXAMPLE, "--slowest-nic", "5%", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    rate = document["slowest_nic_rate"] * 8 / 1e9
+    assert main(["plan", *EXAMPLE, "--json", "--what-if", f"nic={rate:.3f}"]) == 0
+    changed = json.loads(capsys.readouterr().out)
+    loss = changed["what_if"][0]["step_seconds"] / changed["step_seconds"] - 1
+    assert loss == pytest.approx(0.05, abs=0.02)
+    assert main(["plan", "llama3-8b", "--cluster", "h100x8", "--slowest-nic", "5%"]) == 0
+    assert "any, nothing is sent between hosts" in capsys.readouterr().out
+
+
+def test_the_ledger_of_several_links_claims_no_single_rate(tmp_path: Path) -> None:
+    from tonnage.ledger import read_ledger
+
+    path = tmp_path / "plan.ledger"
+    assert main(["plan", *EXAMPLE, "--ledger", str(path)]) == 0
+    assert "link_rate" not in read_ledger(path).facts
+    assert main(["plan", "llama3-8b", "--cluster", "h100x8", "--ledger", str(path)]) == 0
+    assert read_ledger(path).facts["link_rate"] == 450e9
+
+
+@pytest.mark.parametrize("search", [[], ["--search"]])
+def test_a_closed_pipe_and_an_interrupt_end_quietly(search: list[str], tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tonnage", "plan", "llama3-8b", "--cluster", "h100x64", *search]
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as closed:
+        ended = subprocess.run(
+            command, stdout=closed, stderr=subprocess.PIPE, text=True, timeout=120, check=False
+        )
+    assert ended.returncode == 141
+    assert ended.stderr == ""
+
+
+def test_an_interrupted_search_ends_with_130() -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "tonnage",
+        "plan",
+        "llama3.1-405b",
+        "--cluster",
+        "h100x16384",
+        "--search",
+    ]
+    with subprocess.Popen(
+        [*command, "--global-batch", "2048"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as running:
+        assert running.stderr is not None
+        deadline = time.monotonic() + 30
+        # Numbers are loaded once its memory has grown; the search itself takes seconds from there.
+        status = Path(f"/proc/{running.pid}/status")
+        while time.monotonic() < deadline and "numpy" not in Path(f"/proc/{running.pid}/maps").read_text():
+            assert status.exists()
+            time.sleep(0.05)
+        running.send_signal(signal.SIGINT)
+        out, err = running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert (out, err) == ("", "")

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tonnage.errors import LayoutError
-from tonnage.plan import Cluster, device_cluster, device_names, load_cluster
+from tonnage.plan import Cluster, device_cluster, device_names, load_cluster, read_cluster
 from tonnage.plan.cluster import _table
 
 
@@ -112,3 +112,40 @@ def test_an_oversubscribed_spine_slows_what_leaves_a_pod() -> None:
     assert two.seconds > one.seconds
     assert "spine" in two.ledger.frame["link"].to_list()
     assert "spine" not in one.ledger.frame["link"].to_list()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('card = "h100"\nnum_devices = "8"\n', "num_devices is '8'"),
+        ('card = "h100"\nnum_devices = 99999999\n', "99,999,999 cards"),
+        ('card = "h100"\nnum_devices = 8\ndevice = 3\n', "device = 3"),
+        ('card = "h100"\nnum_devices = 8\ndomain = 0.5\n', "domain = 0.5"),
+        ('card = "h100"\nnum_devices = 8\ndomain = inf\n', "domain = inf"),
+        ('card = "h100"\nnum_devices = 8\nprice = -3\n', "price = -3"),
+        ('card = "h100"\nnum_devices = 8\nname = 5\n', "name = 5"),
+        ('card = "h100"\nnum_devices = 8\noversubscription = 0.5\n', "oversubscription of 0.5"),
+        ('card = "h100"\nnum_devices = 8\n[nic]\nrate = 0\n', "rate of 0"),
+        ('card = "h100"\nnum_devices = 8\n[nic]\nlatency = nan\n', "latency = nan"),
+        ('card = "h100"\nnum_devices = 8\n[nic]\nefficiency = nan\n', "efficiency = nan"),
+        ('card = "h100"\nnum_devices = 8\n[device]\nmemory = "80GB"\n', "memory = '80GB'"),
+        ('card = "h100"\nnum_devices = 8\n[device]\nhbm = 0\n', "hbm = 0"),
+        ('card = "h100"\nnum_devices = 8\n[device.flops]\nbf16 = "x"\n', "bf16 = 'x'"),
+        ("num_devices = 8\n[device]\nflops = {fp8 = 1e12}\nmemory = 1e10\nhbm = 1e11\nsms = 4\n", "no bf16"),
+    ],
+)
+def test_a_value_that_can_not_be_meant_is_refused_in_one_sentence(
+    text: str, said: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "cluster.toml"
+    path.write_text(text)
+    with pytest.raises(LayoutError) as caught:
+        read_cluster(path)
+    assert said in caught.value.what
+    assert caught.value.hint
+
+
+def test_a_card_of_80_gb_has_79_gib() -> None:
+    # PyTorch's out-of-memory messages name 79.1 GiB on A100 and H100, and torchtitan's logs 95.04 of 96.
+    for name, size in (("h100", 79.1), ("a100", 79.1), ("h100-96gb-hbm2e-500w", 95.04), ("h200", 139.8)):
+        assert device_cluster(name, 1).device.memory / 2**30 == pytest.approx(size, rel=0.005)

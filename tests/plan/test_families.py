@@ -91,6 +91,7 @@ SMALL: dict[str, dict[str, object]] = {
     "olmo2": {**_DENSE},
     "gpt_oss": {**_DENSE, "head_dim": 24, "num_local_experts": 4, "num_experts_per_tok": 2},
 }
+_SLIDING = {"layer_types": ["sliding_attention"] * 3}
 BIG = ("llama3-70b", "deepseek-v3", "qwen3-235b-a22b", "gpt-oss-120b", "bloom-176b", "mixtral-8x22b")
 
 
@@ -155,6 +156,16 @@ def test_a_wrong_name_gets_the_nearest_one() -> None:
         ({"model_type": "llama", **SMALL["llama"], "num_hidden_layers": 0}, "num_hidden_layers 0"),
         ({"model_type": "llama", **SMALL["llama"], "vocab_size": "many"}, "vocab_size 'many'"),
         ({"model_type": "llama", **SMALL["qwen2"], "num_attention_heads": 7}, "7 heads"),
+        ({"model_type": "llama", **SMALL["llama"], "hidden_size": 10**30}, "hidden_size 1000"),
+        ({"model_type": "llama", **SMALL["llama"], "hidden_size": float("nan")}, "hidden_size nan"),
+        ({"model_type": "llama", **SMALL["llama"], "num_hidden_layers": 10**9}, "1,000,000,000 layers"),
+        ({"model_type": "llama", **SMALL["llama"], "num_key_value_heads": 4}, "4 key heads among 6"),
+        ({"model_type": "llama", **SMALL["llama"], "layer_types": ["x"]}, "layer_types"),
+        ({"model_type": "mistral", **SMALL["mistral"], **_SLIDING, "sliding_window": -5}, "window -5"),
+        ({"model_type": "mixtral", **SMALL["mixtral"], "num_experts_per_tok": 5}, "5 of 4 experts"),
+        ({"model_type": "mpt", **SMALL["mpt"], "expansion_ratio": "a"}, "expansion_ratio 'a'"),
+        ({"model_type": "qwen3_moe", **SMALL["qwen3_moe"], "mlp_only_layers": 1}, "mlp_only_layers 1"),
+        ({"model_type": "deepseek_v3", **SMALL["deepseek_v3"], "n_shared_experts": -1}, "experts -1"),
     ],
 )
 def test_a_bad_configuration_is_refused_in_one_sentence(config: dict[str, object], said: str) -> None:

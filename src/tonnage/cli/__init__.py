@@ -17,7 +17,7 @@ from types import ModuleType
 from tonnage import __version__
 from tonnage.errors import TonnageError, UsageError
 
-_COMMANDS = ("demo", "report", "compare", "lab", "plan", "probe")
+_COMMANDS = ("demo", "report", "compare", "lab", "plan", "probe", "trace")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

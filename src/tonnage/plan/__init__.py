@@ -24,14 +24,32 @@ from tonnage.plan.explain import (
     part_rows,
     working,
 )
+from tonnage.plan.fitting import changes_text, nearest_fit
 from tonnage.plan.flops import CONVENTIONS, Convention, convention, convert_mfu, flops_per_token
+from tonnage.plan.job import measure_here
 from tonnage.plan.layout import Batch, Layout, Recipe, nearest_divisor
 from tonnage.plan.load import load_model, presets
 from tonnage.plan.model import Layer, Matrix, Model
 from tonnage.plan.overlap import text_timeline
+from tonnage.plan.page import plan_page
 from tonnage.plan.predict import Prediction, predict
-from tonnage.plan.probe import SIZES, Measured, fit_line, measure_here, measured_table, to_toml
+from tonnage.plan.probe import SIZES, Measured, Sample, fit_line, measured_table, to_toml
 from tonnage.plan.runs import Run, read_rows
+from tonnage.plan.scaling import (
+    DEFAULT_RANKS,
+    SCALING_COLUMNS,
+    SCHEDULES,
+    Scaled,
+    ScaledStep,
+    Wire,
+    early_cycle,
+    gradient_profile,
+    level_line,
+    scale,
+    scaling_json,
+    scaling_rows,
+    wire,
+)
 from tonnage.plan.search import Found, Offer, cheapest_cluster, legal_layouts, search, sizes_of, slowest_nic
 from tonnage.plan.software import SOFTWARE, software
 from tonnage.plan.whatif import Scenario, change, nic_rate
@@ -40,6 +58,9 @@ from tonnage.plan.words import Language, say
 __all__ = [
     "ACCURACY_COLUMNS",
     "CONVENTIONS",
+    "DEFAULT_RANKS",
+    "SCALING_COLUMNS",
+    "SCHEDULES",
     "SIZES",
     "SOFTWARE",
     "Accuracy",
@@ -62,28 +83,36 @@ __all__ = [
     "Prediction",
     "Recipe",
     "Run",
+    "Sample",
+    "Scaled",
+    "ScaledStep",
     "Scenario",
     "SourceAccuracy",
     "Timing",
+    "Wire",
     "accuracy_json",
     "accuracy_markdown",
     "accuracy_rows",
     "best_cut",
     "capped_cut",
     "change",
+    "changes_text",
     "cheapest_cluster",
     "convention",
     "convert_mfu",
     "cut_timing",
     "device_cluster",
     "device_names",
+    "early_cycle",
     "fit_line",
     "flops_per_token",
+    "gradient_profile",
     "greedy_cut",
     "headline",
     "layout_text",
     "ledger_table",
     "legal_layouts",
+    "level_line",
     "load_cluster",
     "load_model",
     "measure",
@@ -92,15 +121,20 @@ __all__ = [
     "measured_table",
     "memory_rows",
     "nearest_divisor",
+    "nearest_fit",
     "nic_rate",
     "offers_json",
     "part_rows",
+    "plan_page",
     "predict",
     "prediction_json",
     "presets",
     "read_cluster",
     "read_rows",
     "say",
+    "scale",
+    "scaling_json",
+    "scaling_rows",
     "search",
     "search_json",
     "sizes_of",
@@ -108,5 +142,6 @@ __all__ = [
     "software",
     "text_timeline",
     "to_toml",
+    "wire",
     "working",
 ]

@@ -12,6 +12,7 @@ is what the layout predicted fastest took more than the fastest measured, on ave
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -77,6 +78,7 @@ class SourceAccuracy:
         memory_median: median size of its error.
         memory_bias: mean error.
         tau: Kendall's tau over all pairs of the source, None without any.
+        tau_best: the most that any prediction from these columns could reach; see :func:`_known_best`.
         pairs: how many pairs.
         tau_same: the same over pairs of one question that differ by more than the noise.
         pairs_same: how many of them.
@@ -97,6 +99,7 @@ class SourceAccuracy:
     memory_median: float | None
     memory_bias: float | None
     tau: float | None
+    tau_best: float | None
     pairs: int
     tau_same: float | None
     pairs_same: int
@@ -143,7 +146,7 @@ def measure(rows: Sequence[Mapping[str, str]], *, progress: Progress | None = No
             run=run,
             layout=prediction.layout,
             seconds=prediction.seconds,
-            memory=prediction.memory_total,
+            memory=prediction.memory_reserved if run.allocator else prediction.memory_total,
             baseline=_ideal(run, prediction.layout) / _other_share(run, prediction.layout, predicted, shares),
         )
         for run, prediction in predicted
@@ -190,6 +193,7 @@ def _summary(name: str, judged: Sequence[Judged], refused: int, tuned: bool) -> 
         memory_median=median(map(abs, memory)) if memory else None,
         memory_bias=mean(memory) if memory else None,
         tau=tau,
+        tau_best=_tau(list(itertools.combinations(_known_best(judged), 2)))[0],
         pairs=pairs,
         tau_same=tau_same,
         pairs_same=pairs_same,
@@ -206,6 +210,20 @@ def _tau(pairs: Sequence[tuple[Judged, Judged]]) -> tuple[float | None, int]:
         balance += (agree > 0) - (agree < 0)
         counted += 1
     return (balance / counted if counted else None), counted
+
+
+def _known_best(judged: Sequence[Judged]) -> list[Judged]:
+    """As if whoever predicts had known the median of all runs that are written down alike.
+
+    Runs that differ in nothing but their time get one prediction, whatever the model: what is left is the
+    noise of the source, and a run without a twin counts as known exactly.
+    """
+    alike: dict[tuple[object, ...], list[float]] = {}
+    for each in judged:
+        alike.setdefault((each.run.source, *each.run.group, each.layout), []).append(each.run.seconds)
+    return [
+        dataclasses.replace(e, seconds=median(alike[(e.run.source, *e.run.group, e.layout)])) for e in judged
+    ]
 
 
 def _questions(judged: Sequence[Judged]) -> tuple[list[tuple[Judged, Judged]], float | None]:

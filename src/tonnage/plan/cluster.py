@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import re
 import tomllib
 from dataclasses import dataclass, field
@@ -22,6 +23,11 @@ from typing import Any
 
 from tonnage.errors import LayoutError, UnitError
 from tonnage.units import format_bandwidth, parse_rate
+
+USABLE = 0.989 * 2**30 / 1e9
+"""Bytes that PyTorch finds on a card for each that its maker names: a card of "80 GB" has 80 GiB, of which the
+driver keeps 1 % (79.1 GiB in PyTorch's out-of-memory messages on A100 and H100, 95.04 of 96 in torchtitan's
+logs)."""
 
 UNMEASURED_MATMUL = 0.8
 """Share of the peak that the best matrix product reaches where nobody measured: between H100 (80 %)
@@ -133,6 +139,10 @@ class Device:
 _FORMATS = {"fp16": "bf16", "mxfp8": "fp8", "fp8-cs": "fp8", "nvfp4": "fp4"}
 
 
+MOST = 10_000_000
+"""Most cards that are believed."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
     """Equal cards and the links between them.
@@ -167,11 +177,27 @@ class Cluster:
                 f"a cluster of {self.num_devices} cards in domains of {self.domain}",
                 hint="use 1 card or more in domains of 1 or more",
             )
+        if self.num_devices > MOST:
+            raise LayoutError(f"a cluster of {self.num_devices:,} cards", hint=f"use at most {MOST:,}")
+        if not 1 <= self.oversubscription < math.inf:
+            raise LayoutError(
+                f"an oversubscription of {self.oversubscription}",
+                hint="use how many times narrower the spine is: 1 or more",
+            )
+        if not (0 <= self.price < math.inf and self.pod >= 0):
+            raise LayoutError(
+                f"a price of {self.price} and pods of {self.pod} cards", hint="use 0 or more of both"
+            )
         for level, link in ((self.scaleup_level, self.scaleup), ("nic", self.nic)):
-            if not link.rate > 0 or not link.efficiency > 0 or link.latency < 0:
+            if not (0 < link.rate < math.inf and 0 < link.efficiency < math.inf):
                 raise LayoutError(
                     f"the {level} link has {format_bandwidth(link.rate)} at {link.efficiency:.0%}",
                     hint="a link needs a rate and an efficiency above zero",
+                )
+            if not (0 <= link.latency < math.inf and 0 <= link.hop < math.inf):
+                raise LayoutError(
+                    f"the {level} link has a latency of {link.latency} s and {link.hop} s a hop",
+                    hint="write seconds, 0 or more",
                 )
 
     @property
@@ -236,7 +262,7 @@ def device_cluster(name: str, num_devices: int, *, domain: int | None = None) ->
         )
     row = _table()[found]
     return Cluster(
-        device=_device(found, row),
+        device=_device(found, {**row, "memory": row["memory"] * USABLE}),
         num_devices=num_devices,
         domain=domain or row["domain"],
         scaleup=Link(
@@ -253,6 +279,12 @@ def device_cluster(name: str, num_devices: int, *, domain: int | None = None) ->
 
 def _device(name: str, row: dict[str, Any]) -> Device:
     flops = {key: float(value) for key, value in row["flops"].items()}
+    if "bf16" not in flops:
+        raise LayoutError(
+            f"the card {name} has no bf16 peak",
+            where=str(row.get("source", "")),
+            hint="write flops = { bf16 = … }",
+        )
     matmul = float(row.get("matmul", UNMEASURED_MATMUL * flops["bf16"]))
     return Device(
         name=name,
@@ -311,13 +343,14 @@ def read_cluster(path: Path) -> Cluster:
 
 
 _TOP = {"card", "num_devices", "domain", "pod", "oversubscription", "price", "scaleup_level", "name"}
-_CARD = {"flops", "matmul", "sustained", "mma", "memory", "hbm", "sms"}
+_CARD = {"name", "flops", "matmul", "sustained", "mma", "memory", "hbm", "sms"}
 _LINK = {"rate", "efficiency", "latency", "hop"}
 
 
 def cluster_from_table(data: dict[str, Any], *, where: str) -> Cluster:
     """A cluster from parsed TOML; ``where`` is named in errors."""
     _known(data, _TOP | {"device", "scaleup", "nic", "fit", "schema"}, where)
+    _typed(data, where)
     card = data.get("card")
     extra = data.get("device", {})
     if card is None and not {"flops", "memory", "hbm", "sms"} <= set(extra):
@@ -331,7 +364,11 @@ def cluster_from_table(data: dict[str, Any], *, where: str) -> Cluster:
         raise LayoutError(f"num_devices is {count!r}", where=where, hint="write num_devices = 8, or more")
     base = device_cluster(str(card) if card is not None else "h100", count)
     _known(extra, _CARD, where)
-    device = base.device if card is not None else _device("custom", {**extra, "source": where})
+    device = (
+        base.device
+        if card is not None
+        else _device(str(extra.get("name", "custom")), {**extra, "source": where})
+    )
     if card is not None and extra:
         _refuse_sparse(base.device, extra.get("flops", {}), where)
         changed: dict[str, Any] = {
@@ -347,6 +384,38 @@ def cluster_from_table(data: dict[str, Any], *, where: str) -> Cluster:
             table["rate"] = _rate(table["rate"], where)
         top[level] = dataclasses.replace(link, **table)
     return dataclasses.replace(base, device=device, **top)
+
+
+_WHOLE = {"domain", "pod", "sms"}
+_TEXT = {"name", "scaleup_level"}
+_TABLES = {"device", "scaleup", "nic", "flops", "sustained", "fit"}
+
+
+def _typed(table: dict[str, Any], where: str) -> None:
+    """Refuse a value of another kind than its key needs."""
+    for key, value in table.items():
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if key == "fit":
+            continue
+        if key in _TABLES:
+            good, wanted = isinstance(value, dict), f"a table, [{key}]"
+            if isinstance(value, dict):
+                _typed(value, where)
+        elif key in _TEXT:
+            good, wanted = isinstance(value, str), "text"
+        elif key in _WHOLE:
+            good, wanted = (
+                number and math.isfinite(value) and value == int(value) and value >= (key != "pod"),
+                "a whole number of 1 or more",
+            )
+        elif key in ("num_devices", "card", "rate", "schema"):
+            continue
+        elif key in ("latency", "hop", "price"):
+            good, wanted = number and 0 <= value < math.inf, "a number of 0 or more"
+        else:
+            good, wanted = number and 0 < value < math.inf, "a number above 0"
+        if not good:
+            raise LayoutError(f"the cluster file has {key} = {value!r}", where=where, hint=f"write {wanted}")
 
 
 def _refuse_sparse(known: Device, flops: dict[str, Any], where: str) -> None:

@@ -26,7 +26,7 @@ def headline(prediction: Prediction, lang: Language = "en") -> str:
     """One sentence with what matters most."""
     p = prediction
     nic = _link_nbytes(p, ("nic", "spine"))
-    inside = _link_nbytes(p, ("nvlink", "pcie"))
+    inside = _link_nbytes(p, ("nvlink", "pcie", "loopback"))
     exposed = sum(p.parts[name] for name in ("tp", "cp", "ep", "dp", "pp")) / p.seconds
     if lang == "zh":
         return (
@@ -180,35 +180,42 @@ def working(prediction: Prediction, lang: Language = "en") -> list[str]:
     return lines
 
 
-def measured_lines(prediction: Prediction, seconds: float) -> list[str]:
+def measured_lines(prediction: Prediction, seconds: float, lang: Language = "en") -> list[str]:
     """What a measured step time says of the links, when computation went as predicted.
 
     Args:
         prediction: the run as planned.
         seconds: measured, of one step.
+        lang: of the sentences.
     """
     p = prediction
     moved = p.ledger.movements.frame.group_by("group", "link").agg(_sum("wire_nbytes"))
     heaviest = moved.sort("wire_nbytes").tail(1).to_dicts()
+    error = f"{p.seconds / seconds - 1:+.0%}"
     lines = [
-        f"measured {format_time(seconds)}, predicted {format_time(p.seconds)} ({p.seconds / seconds - 1:+.0%})"
+        say("measured", lang).format(
+            measured=format_time(seconds), predicted=format_time(p.seconds), error=error
+        )
     ]
     left = seconds - p.parts["compute"] - p.parts["optimizer"] - p.parts["bubble"]
     if not heaviest or left <= 0:
-        return [*lines, "computation alone takes as long as that: the links are not what bounds it"]
+        return [*lines, say("not the links", lang)]
     group, link = heaviest[0]["group"], heaviest[0]["link"]
     ranks = len(p.ledger.ranks)
     rate = float(heaviest[0]["wire_nbytes"]) / ranks / left
     line = p.cluster.nic.rate if link in ("nic", "spine") else p.cluster.scaleup.rate
     lines.append(
-        f"{format_size(heaviest[0]['wire_nbytes'] / ranks)} of {group} over {link} in the {format_time(left)} that "
-        f"computation leaves: {format_bandwidth(rate)}, {rate / line:.1%} of the line"
+        say("implied", lang).format(
+            size=format_size(heaviest[0]["wire_nbytes"] / ranks),
+            group=group,
+            link=link,
+            left=format_time(left),
+            rate=format_bandwidth(rate),
+            share=f"{rate / line:.1%}",
+        )
     )
     if rate < 0.1 * line:
-        lines.append(
-            f"no healthy {link} is that slow: look for NCCL_P2P_DISABLE, sockets in place of InfiniBand "
-            "(NCCL_DEBUG=INFO), or a card that throttles"
-        )
+        lines.append(say("implausible", lang).format(link=link))
     return lines
 
 
@@ -227,7 +234,7 @@ ACCURACY_COLUMNS = (
     "worst",
     "baseline MAPE",
     "memory: rows, median, bias",
-    "tau (pairs)",
+    "tau of best (pairs)",
     "tau, same question (pairs)",
     "regret",
 )
@@ -249,7 +256,7 @@ def _source_row(each: SourceAccuracy) -> tuple[str, ...]:
         _percent(each.worst),
         _percent(each.baseline, sign=False),
         memory,
-        "" if each.tau is None else f"{each.tau:.2f} ({each.pairs})",
+        "" if each.tau is None else f"{each.tau:.2f} of {each.tau_best:.2f} ({each.pairs})",
         "" if each.tau_same is None else f"{each.tau_same:.2f} ({each.pairs_same})",
         _percent(each.regret, sign=False),
     )
@@ -300,7 +307,8 @@ where known, and, for runs of nobody's table, `software` and `nic_gbit`.
   may fare worse.
 - **baseline** is one constant: FLOP / (cards x peak x share) x (1 + (p - 1) / (m v)), its share the median of
   the other sources on that family of cards.
-- **tau** is Kendall's over all pairs of a source; **same question** counts only pairs of one model on the same
+- **tau** is Kendall's over all pairs of a source. The best there can be is that of somebody who knew the median
+  of all runs written down alike: on BLOOM, where one layout took from 116 to 163 s, not 1; **same question** counts only pairs of one model on the same
   cards and batch whose times differ by more than 5 %, the noise of a published number.
 - **regret** is what the layout predicted fastest took more than the fastest measured, on average over such
   groups.

@@ -17,6 +17,12 @@ from tonnage.plan.model import Layer, Matrix, Model, attention, mlp, router, run
 
 Config = Mapping[str, Any]
 
+LARGEST = 2**30
+"""Largest size that is believed: beyond it a typing error is likelier than a model."""
+
+DEEPEST = 10_000
+"""Most layers that are believed."""
+
 
 def model_from_config(config: Config, *, name: str) -> Model:
     """The model that a configuration describes.
@@ -57,16 +63,32 @@ class _Reader:
             value = self.config.get(key)
             if value is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise LayoutError(
-                    f"{self.name} has {key} {value!r}", hint=f"{key} must be a whole number of 1 or more"
-                )
-            return value
+            return self._whole(key, value, least=1)
         if default is not None:
             return default
         raise LayoutError(
             f"{self.name} lacks {keys[0]!r}", hint="give the whole config.json of a decoder, not a part of it"
         )
+
+    def count(self, key: str) -> int:
+        """A whole number that may be zero, and is where the key is missing."""
+        value = self.config.get(key)
+        return 0 if value is None else self._whole(key, value, least=0)
+
+    def _whole(self, key: str, value: object, *, least: int) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= LARGEST:
+            raise LayoutError(
+                f"{self.name} has {key} {value!r}",
+                hint=f"{key} must be a whole number of {least} or more, and at most {LARGEST:,}",
+            )
+        return value
+
+    def indices(self, key: str) -> list[int]:
+        """Layers named by number; none where the key is missing."""
+        value = self.config.get(key) or []
+        if not isinstance(value, list) or not all(isinstance(each, int) for each in value):
+            raise LayoutError(f"{self.name} has {key} {value!r}", hint=f"{key} must list numbers of layers")
+        return value
 
     def flag(self, key: str, default: bool) -> bool:
         value = self.config.get(key)
@@ -86,11 +108,20 @@ class _Reader:
 
     @property
     def kv_heads(self) -> int:
-        return self.size("num_key_value_heads", default=self.heads)
+        kv_heads = self.size("num_key_value_heads", default=self.heads)
+        if self.heads % kv_heads:
+            raise LayoutError(
+                f"{self.name} shares {kv_heads} key heads among {self.heads} heads",
+                hint="num_key_value_heads must divide num_attention_heads",
+            )
+        return kv_heads
 
     @property
     def depth(self) -> int:
-        return self.size("num_hidden_layers", "n_layer", "n_layers")
+        depth = self.size("num_hidden_layers", "n_layer", "n_layers")
+        if depth > DEEPEST:
+            raise LayoutError(f"{self.name} has {depth:,} layers", hint=f"use at most {DEEPEST:,}")
+        return depth
 
     @property
     def head_dim(self) -> int:
@@ -138,10 +169,12 @@ def _gqa(r: _Reader, **rest: Any) -> dict[str, Any]:
 def _windows(r: _Reader, depth: int) -> list[int]:
     """The sliding window of each layer, 0 where it sees everything."""
     kinds = r.get("layer_types")
-    window = r.get("sliding_window") or 0
-    if isinstance(kinds, list) and len(kinds) == depth:
-        return [int(window) if kind == "sliding_attention" else 0 for kind in kinds]
-    return [0] * depth
+    if kinds is None:
+        return [0] * depth
+    if not isinstance(kinds, list) or len(kinds) != depth:
+        raise LayoutError(f"{r.name} has {depth} layers, and layer_types for others", hint="name one a layer")
+    window = r.count("sliding_window")
+    return [window if kind == "sliding_attention" else 0 for kind in kinds]
 
 
 def _llama_like(
@@ -288,7 +321,7 @@ def _qwen_moe(r: _Reader, family: str) -> Model:
     dense = Layer(
         matrices=(*core, *mlp(hidden=h, ffn=ffn, gated=True)), vectors=vectors, ffn=ffn, gated=True, **_gqa(r)
     )
-    sparse_step, only_dense = r.size("decoder_sparse_step", default=1), r.get("mlp_only_layers", [])
+    sparse_step, only_dense = r.size("decoder_sparse_step", default=1), r.indices("mlp_only_layers")
     layers = [dense if i in only_dense or (i + 1) % sparse_step else moe for i in range(r.depth)]
     return _model(r, family, layers, tied=False, head=h)
 
@@ -297,7 +330,7 @@ def _deepseek(r: _Reader, family: str) -> Model:
     h, heads = r.hidden, r.heads
     nope, rope = r.size("qk_nope_head_dim"), r.size("qk_rope_head_dim")
     v_dim, kv_rank = r.size("v_head_dim"), r.size("kv_lora_rank")
-    q_rank = r.get("q_lora_rank")
+    q_rank = r.count("q_lora_rank")
     bias = r.flag("attention_bias", False)
     qk_dim = nope + rope
     queries: tuple[Matrix, ...]
@@ -316,7 +349,7 @@ def _deepseek(r: _Reader, family: str) -> Model:
         ),
         Matrix(name="out", fan_in=heads * v_dim, fan_out=h, part="attention", split="row", bias=bias),
     )
-    vectors = 2 * h + kv_rank + (q_rank or 0)
+    vectors = 2 * h + kv_rank + q_rank
     fields: dict[str, Any] = {
         "heads": heads,
         "kv_heads": heads,
@@ -329,10 +362,10 @@ def _deepseek(r: _Reader, family: str) -> Model:
     }
     ffn, expert_ffn = r.size("intermediate_size"), r.size("moe_intermediate_size", default=1)
     dense = Layer(matrices=(*core, *mlp(hidden=h, ffn=ffn, gated=True)), ffn=ffn, **fields)
-    experts = r.size("n_routed_experts", default=0)
+    experts = r.count("n_routed_experts")
     if not experts:
         return _model(r, family, [dense] * r.depth, tied=False, head=h)
-    shared = r.get("n_shared_experts", 0) * expert_ffn
+    shared = r.count("n_shared_experts") * expert_ffn
     moe = Layer(
         matrices=(
             *core,
@@ -345,7 +378,7 @@ def _deepseek(r: _Reader, family: str) -> Model:
         expert_ffn=expert_ffn,
         **fields,
     )
-    first = r.get("first_k_dense_replace", 0)
+    first = r.count("first_k_dense_replace")
     return _model(r, family, [dense if i < first else moe for i in range(r.depth)], tied=False, head=h)
 
 
@@ -375,7 +408,7 @@ def _llama4(r: _Reader, family: str) -> Model:
         matrices=(*core, *mlp(hidden=h, ffn=wide, gated=True)), vectors=2 * h, ffn=wide, gated=True, **_gqa(r)
     )
     step = r.size("interleave_moe_layer_step", default=1)
-    routed = r.get("moe_layers") or list(range(step - 1, r.depth, step))
+    routed = r.indices("moe_layers") or list(range(step - 1, r.depth, step))
     return _model(r, family, [moe if i in routed else dense for i in range(r.depth)], tied=False, head=h)
 
 
@@ -391,7 +424,7 @@ def _gpt_oss(r: _Reader, family: str) -> Model:
     )
     windows = _windows(r, r.depth)
     if not r.get("layer_types"):
-        window = int(r.get("sliding_window", 128))
+        window = r.size("sliding_window", default=128)
         windows = [0 if i % 2 else window for i in range(r.depth)]
     layers = [
         Layer(
@@ -473,7 +506,7 @@ def _bloom(r: _Reader, family: str) -> Model:
 
 
 def _mpt(r: _Reader, family: str) -> Model:
-    ffn = r.get("expansion_ratio", 4) * r.hidden
+    ffn = r.size("expansion_ratio", default=4) * r.hidden
     return _plain(r, family, ffn=ffn, bias=False, norm=r.hidden, tied=True)
 
 
@@ -482,7 +515,7 @@ def _falcon(r: _Reader, family: str) -> Model:
     older = 1 if r.flag("multi_query", True) else r.heads
     kv = r.size("num_kv_heads", default=r.heads) if newer else older
     # The newer layout norms attention and MLP apart; a parallel block of the older shares one norm.
-    norms = r.get("num_ln_in_parallel_attn") or (2 if newer else 0)
+    norms = r.count("num_ln_in_parallel_attn") or (2 if newer else 0)
     if not newer:
         norms = 1 if r.flag("parallel_attn", True) else 2
     bias = r.flag("bias", False)

@@ -10,6 +10,7 @@ Letters: ``m`` micro-batches a step, ``v`` chunks of layers a stage holds (inter
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import math
 from dataclasses import dataclass, field
 from typing import Literal
@@ -27,6 +28,10 @@ Optimizer = Literal["adam", "adam-8bit", "adam-paged", "sgd", "muon"]
 RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
 PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "fp8", "fp8-cs", "mxfp8", "nvfp4")
 """``fp8`` scales by history (delayed), ``fp8-cs`` by what is there (current scaling)."""
+
+ATTENTIONS: tuple[Attention, ...] = ("eager", "flash1", "flash2", "flash3")
+CONTEXTS: tuple[ContextKind, ...] = ("auto", "ring", "ulysses")
+GRAPHS: tuple[Graphs, ...] = ("none", "dense", "all")
 
 OPTIMIZER_NBYTES: dict[str, int] = {"adam": 8, "adam-8bit": 2, "adam-paged": 0, "sgd": 4, "muon": 4}
 """Bytes of state a parameter on the card, beside the fp32 master copy: two fp32 moments, two of 8 bits, two
@@ -46,6 +51,12 @@ class Recipe:
         optimizer: which states a parameter has.
         grad_nbytes: bytes of an accumulated and reduced gradient element.
         master: whether fp32 copies of the weights are kept.
+        low_copy: whether 2-byte weights stay beside those copies; FSDP shards the fp32 ones alone and casts
+            what it gathers.
+        scatters: whether ZeRO 1 scatters the reduced gradients; without, every rank gets all of them.
+        bucket: elements of the buffer that gradients are copied into to be reduced; 0 where they lie in it.
+        expandable: whether the allocator maps memory piece by piece (``expandable_segments``), and so hardly
+            fragments.
         compress: format in which gradients are sent.
         keep: share of the gradient elements that are sent (1 all; less for pruned, masked gradients).
         trainable: share of the parameters that train (1 all; LoRA less than a hundredth).
@@ -76,6 +87,10 @@ class Recipe:
     optimizer: Optimizer = "adam"
     grad_nbytes: int = 4
     master: bool = True
+    low_copy: bool = True
+    scatters: bool = True
+    bucket: int = 0
+    expandable: bool = False
     compress: str = "none"
     keep: float = 1.0
     trainable: float = 1.0
@@ -107,8 +122,19 @@ class Recipe:
             raise LayoutError(
                 f"no optimizer {self.optimizer!r}", hint=f"use one of {', '.join(OPTIMIZER_NBYTES)}"
             )
-        if self.precision not in PRECISIONS:
-            raise LayoutError(f"no precision {self.precision!r}", hint=f"use one of {', '.join(PRECISIONS)}")
+        for name, known in (
+            ("precision", PRECISIONS),
+            ("attention", ATTENTIONS),
+            ("context", CONTEXTS),
+            ("graphs", GRAPHS),
+        ):
+            value = getattr(self, name)
+            if value not in known:
+                near = difflib.get_close_matches(str(value), known, n=1)
+                meant = f"did you mean {near[0]}? " if near else ""
+                raise LayoutError(f"no {name} {value!r}", hint=f"{meant}use one of {', '.join(known)}")
+        if self.grad_nbytes not in (1, 2, 4, 8):
+            raise LayoutError(f"gradients of {self.grad_nbytes} bytes", hint="use 1, 2, 4 or 8")
         for name in ("keep", "trainable"):
             if not 0 < getattr(self, name) <= 1:
                 raise LayoutError(f"{name} is {getattr(self, name)}", hint="use a share above 0 and up to 1")

@@ -135,6 +135,12 @@ class Model:
                 f"{self.name} has {self.num_layers} layers of width {self.hidden} and {self.vocab} words",
                 hint="give a decoder's config.json, with all three at 1 or more",
             )
+        for layer, _ in self.layers:
+            if layer.top_k > layer.experts:
+                raise LayoutError(
+                    f"{self.name} sends a token to {layer.top_k} of {layer.experts} experts",
+                    hint=f"use at most {layer.experts}",
+                )
 
     @property
     def num_layers(self) -> int:

@@ -7,6 +7,7 @@ the pieces together. What comes back holds a ledger like that of a measured run.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -14,9 +15,10 @@ from tonnage.errors import LayoutError
 from tonnage.ledger import Ledger
 from tonnage.plan import flops
 from tonnage.plan.cluster import Cluster
+from tonnage.plan.fitting import changes_text, nearest_fit
 from tonnage.plan.grid import Floats, Grid, chunk_counts, grid_of
 from tonnage.plan.layout import Batch, Layout, check
-from tonnage.plan.memory import Memory, stage_memory
+from tonnage.plan.memory import MEMORY_PARTS, Memory, stage_memory
 from tonnage.plan.model import Model
 from tonnage.plan.overlap import Simulated, StepPlan, gathered_pass, simulate
 from tonnage.plan.rows import ledger_rows
@@ -73,6 +75,11 @@ class Prediction:
         return sum(self.memory.values())
 
     @property
+    def memory_reserved(self) -> float:
+        """Of these, what the framework's allocator holds: all but driver, kernels and NCCL."""
+        return self.memory_total - self.memory["context"]
+
+    @property
     def fits(self) -> bool:
         """Whether the fullest card's memory suffices."""
         return self.memory_total <= self.cluster.device.memory
@@ -124,6 +131,7 @@ def predict(
     parts = _parts(plan, result, three)
     memories = [stage_memory(model, grid, cluster, stage) for stage in (FIRST, FULLEST, LAST)]
     worst = int(np.argmax([float(m.total[0]) for m in memories]))
+    rows = ledger_rows(model, cluster, layout, grid, parts, result)
     peak = cluster.device.peak(layout.recipe.precision)
     work = flops.flops_per_token(model, batch.seq, how, recompute=layout.recompute) * batch.tokens
     prediction = Prediction(
@@ -136,11 +144,11 @@ def predict(
         memory=_memory(memories[worst]),
         memory_stage=("first", "middle", "last")[worst] if layout.pp > 1 else "only",
         ledger=Ledger.from_rows(
-            ledger_rows(model, cluster, layout, grid, parts, result),
+            rows,
             facts={
                 "run": f"plan {model.name} on {cluster.name or cluster.device.name}",
                 "world_size": layout.num_ranks,
-                "link_rate": cluster.nic.rate,
+                **_only_link(cluster, rows),
                 "compute_time": parts["compute"] + parts["optimizer"],
                 "notes": [
                     "predicted: a row sums a step's calls of one rank; start and stop give their length, "
@@ -154,13 +162,21 @@ def predict(
         peak=peak,
     )
     if must_fit and not prediction.fits:
-        raise _too_large(prediction)
+        raise too_large(prediction)
     return prediction
 
 
+def _only_link(cluster: Cluster, rows: list[dict[str, Any]]) -> dict[str, float]:
+    """The rate of the link, where there is but one: bytes over several can't be divided by a rate."""
+    links = {row["link"] for row in rows if row.get("wire_nbytes")}
+    if len(links) != 1:
+        return {}
+    rates = {"nic": cluster.nic.rate, "spine": cluster.spine.rate}
+    return {"link_rate": rates.get(links.pop(), cluster.scaleup.rate)}
+
+
 def _memory(memory: Memory) -> dict[str, float]:
-    names = ("weights", "gradients", "optimizer", "activations", "buffers")
-    return {name: float(np.broadcast_to(getattr(memory, name), (1,))[0]) for name in names}
+    return {name: float(np.broadcast_to(getattr(memory, name), (1,))[0]) for name in MEMORY_PARTS}
 
 
 def _step_plan(
@@ -264,21 +280,17 @@ def _pair(passes: Pass, name: str) -> list[Floats]:
     return [np.broadcast_to(value, (1,)) for value in getattr(passes, name)]
 
 
-def _too_large(prediction: Prediction) -> LayoutError:
-    need, have = prediction.memory_total, prediction.cluster.device.memory
-    layout = prediction.layout
-    ideas = []
-    if layout.zero == 0 and layout.dp * layout.cp > 1:
-        ideas.append("--zero 1")
-    elif layout.zero < 3 and layout.dp * layout.cp > 1:
-        ideas.append("--zero 3")
-    if layout.recompute != "full":
-        ideas.append("--recompute full")
-    if layout.micro_batch > 1:
-        ideas.append(f"--micro-batch {layout.micro_batch // 2}")
-    ideas.append(f"--pp {layout.pp * 2}")
+def too_large(prediction: Prediction) -> LayoutError:
+    """Says what a card lacks, with the nearest layout that fits."""
+    p = prediction
+    near = nearest_fit(p.model, p.cluster, p.layout, p.batch)
+    hint = (
+        f"nearest that fits: {changes_text(p.layout, near)}; --search finds the fastest"
+        if near
+        else "--search says what does, or use more cards"
+    )
     return LayoutError(
-        f"{prediction.model.name} needs {need / 2**30:.1f} GiB on its fullest card, "
-        f"and {prediction.cluster.device.name} has {have / 2**30:.1f} GiB",
-        hint=f"try {' or '.join(ideas[:3])}, or --search for the fastest layout that fits",
+        f"{p.model.name} needs {p.memory_total / 2**30:.1f} GiB on its fullest card, "
+        f"and {p.cluster.device.name} has {p.cluster.device.memory / 2**30:.1f} GiB",
+        hint=hint,
     )

@@ -1,7 +1,6 @@
-r"""Measures links and computation of the machine or job that it runs in, and fits the planner's models.
+r"""The planner's models of links and cards, fitted to what a probe measured.
 
-Each collective is timed over sizes, like nccl-tests, through torch.distributed. To the times a
-latency-bandwidth line is fitted, one a link level:
+:mod:`tonnage.plan.job` times each collective over sizes, like nccl-tests. To the times a latency-bandwidth line is fitted, one a link level:
 
     ``seconds = latency + wire bytes / bandwidth``,
 
@@ -16,16 +15,14 @@ Source: nccl-tests, doc/PERFORMANCE.md (wire bytes of each collective); Hockney,
 from __future__ import annotations
 
 import math
-import os
-import socket
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from tonnage.errors import LinkError, require
+from tonnage.errors import LinkError
 from tonnage.ledger import wire_nbytes
 from tonnage.plan.cluster import Cluster, cluster_from_table
 
@@ -35,12 +32,21 @@ SIZES = tuple(2**exponent for exponent in range(10, 27, 2))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One timing: the collective, ranks that took part, payload, and the median of its seconds."""
+    """One timing.
+
+    Attributes:
+        op: the collective.
+        group_size: ranks that took part.
+        nbytes: payload.
+        seconds: median of its rounds.
+        spread: half of the rounds lie within this share of the median; much of it is a busy machine.
+    """
 
     op: str
     group_size: int
     nbytes: int
     seconds: float
+    spread: float = 0.0
 
     @property
     def wire(self) -> float:
@@ -58,6 +64,7 @@ class Fit:
         error: median size of the relative error over the samples.
         worst: the largest.
         samples: how many.
+        spread: median spread of their rounds.
     """
 
     latency: float
@@ -65,6 +72,7 @@ class Fit:
     error: float
     worst: float
     samples: int
+    spread: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +114,29 @@ def fit_line(samples: Sequence[Sample]) -> Fit:
     wire = np.array([sample.wire for sample in samples])
     if not (np.isfinite(seconds).all() and (seconds > 0).all()):
         raise LinkError("a collective took no time at all", hint="probe again on a quiet machine")
+    found, scale = _search(seconds, wire)
+    order = np.argsort(wire, kind="stable")
+    # Medians of the two ends: one late message among several collectives is no reason to give up.
+    few = max(1, len(order) // 4)
+    small, large = np.median(seconds[order[:few]]), np.median(seconds[order[-few:]])
+    if found > 100 * wire.max() or large <= small:
+        raise LinkError(
+            "larger messages took no longer than small ones",
+            hint="probe on a quieter machine, with --repeat 20, or with larger sizes",
+        )
+    errors = np.abs((found + wire) * scale / seconds - 1)
+    return Fit(
+        latency=found * scale,
+        bandwidth=1 / scale,
+        error=float(np.median(errors)),
+        worst=float(errors.max()),
+        samples=len(samples),
+        spread=float(np.median([sample.spread for sample in samples])),
+    )
+
+
+def _search(seconds: NDArray[np.float64], wire: NDArray[np.float64]) -> tuple[float, float]:
+    """Latency in bytes' worth of time, and seconds a byte, of the line with the least squares of logarithms."""
     # For a given share of latency (in bytes' worth of time) the best scale is a mean of logarithms; so
     # one number is searched, ever finer.
     worth = np.concatenate([[0.0], np.geomspace(1.0, 1e11, 400)])
@@ -117,17 +148,7 @@ def fit_line(samples: Sequence[Sample]) -> Fit:
             break
         width = worth[min(best + 1, len(worth) - 1)] / found
         worth = np.geomspace(found / width, found * width, 200)
-    smallest, largest = wire.argmin(), wire.argmax()
-    if found > 100 * wire[largest] or seconds[largest] <= seconds[smallest]:
-        raise LinkError("larger messages took no longer than small ones", hint="probe with larger sizes")
-    errors = np.abs((found + wire) * scale / seconds - 1)
-    return Fit(
-        latency=found * scale,
-        bandwidth=1 / scale,
-        error=float(np.median(errors)),
-        worst=float(errors.max()),
-        samples=len(samples),
-    )
+    return found, scale
 
 
 def measured_table(measured: Measured) -> dict[str, Any]:
@@ -139,7 +160,9 @@ def measured_table(measured: Measured) -> dict[str, Any]:
         "name": f"{measured.device} x{measured.world_size}, probed",
         "num_devices": measured.world_size,
         "domain": measured.local_size,
+        "scaleup_level": "loopback" if measured.device == "cpu" else "nvlink",
         "device": {
+            "name": measured.device,
             "flops": {"bf16": measured.matmul},
             "matmul": measured.matmul,
             "sustained": {"bf16": measured.matmul},
@@ -153,7 +176,12 @@ def measured_table(measured: Measured) -> dict[str, Any]:
         if samples:
             line = fit_line(samples)
             table[level] = {"rate": line.bandwidth, "efficiency": 1.0, "latency": line.latency, "hop": 0.0}
-            fits[level] = {"error": line.error, "worst": line.worst, "samples": line.samples}
+            fits[level] = {
+                "error": line.error,
+                "worst": line.worst,
+                "samples": line.samples,
+                "spread": line.spread,
+            }
     table["fit"] = fits
     return table
 
@@ -183,147 +211,3 @@ def _toml(value: object) -> str:
     if isinstance(value, str):
         return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
     return str(value)
-
-
-def measure_here(
-    *,
-    sizes: Sequence[int] = SIZES,
-    repeat: int = 5,
-    progress: Callable[[str], None] | None = None,
-) -> Measured | None:
-    """Measure from inside a job that torchrun (or anything that sets its variables) started.
-
-    Returns:
-        What was measured, on rank 0; nothing on the others.
-
-    Raises:
-        MissingExtra: torch isn't installed.
-        LinkError: the ranks don't find each other.
-    """
-    torch = require("torch", extra="train", purpose="measuring links")
-    dist = require("torch.distributed", extra="train", purpose="measuring links")
-    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", str(world)))
-    cuda = torch.cuda.is_available()
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if cuda else torch.device("cpu")
-    tell = progress if progress and rank == 0 else _silent
-    inside: list[Sample] = []
-    outside: list[Sample] = []
-    if world > 1:
-        try:
-            dist.init_process_group("nccl" if cuda else "gloo")
-        except (RuntimeError, ValueError) as error:
-            raise LinkError(
-                f"rank {rank} of {world} can't join the job: {error}",
-                where=socket.gethostname(),
-                hint="start it by torchrun --nproc-per-node N -m tonnage probe",
-            ) from error
-        try:
-            hosts = [list(range(first, first + local)) for first in range(0, world, local)]
-            # Every rank must make every group, in the same order.
-            groups = [dist.new_group(ranks) for ranks in hosts]
-            if local > 1:
-                mine = groups[rank // local]
-                inside = _time_group(torch, dist, mine, local, device, sizes, repeat, tell)
-            if world > local:
-                leads = [ranks[0] for ranks in hosts]
-                across = dist.new_group(leads)
-                if rank in leads:
-                    outside = _time_group(torch, dist, across, len(leads), device, sizes, repeat, tell)
-            dist.barrier()
-        finally:
-            dist.destroy_process_group()
-    if rank:
-        return None
-    tell("matrix product and memory")
-    return Measured(
-        device=torch.cuda.get_device_name(device) if cuda else "cpu",
-        matmul=_matmul_rate(torch, device),
-        copy=_copy_rate(torch, device),
-        memory=float(
-            torch.cuda.get_device_properties(device).total_memory if cuda else _host_memory() / local
-        ),
-        processors=int(
-            torch.cuda.get_device_properties(device).multi_processor_count
-            if cuda
-            else torch.get_num_threads()
-        ),
-        world_size=world,
-        local_size=local,
-        inside=tuple(inside),
-        outside=tuple(outside),
-    )
-
-
-def _silent(_: str) -> None:
-    return None
-
-
-def _time_group(
-    torch: Any,
-    dist: Any,
-    group: Any,
-    size: int,
-    device: Any,
-    sizes: Sequence[int],
-    repeat: int,
-    tell: Callable[[str], None],
-) -> list[Sample]:
-    # Newer versions of torch have other names for the same calls, and warn of the old ones.
-    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-    samples = []
-    for nbytes in sizes:
-        count = max(size, nbytes // 4 // size * size)
-        whole = torch.ones(count, dtype=torch.float32, device=device)
-        part = torch.ones(count // size, dtype=torch.float32, device=device)
-        calls: dict[str, Callable[[], Any]] = {
-            "all-reduce": lambda w=whole: dist.all_reduce(w, group=group),  # type: ignore[misc]
-            "all-gather": lambda w=whole, p=part: gather(w, p, group=group),  # type: ignore[misc]
-        }
-        if dist.get_backend(group) == "nccl":
-            # Gloo's reduce-scatter is an all-reduce inside; its time says nothing of the link.
-            calls["reduce-scatter"] = lambda w=whole, p=part: scatter(p, w, group=group)  # type: ignore[misc]
-            calls["all-to-all"] = lambda w=whole: dist.all_to_all_single(torch.empty_like(w), w, group=group)  # type: ignore[misc]
-        for op, call in calls.items():
-            tell(f"{op} over {size} ranks, {nbytes:,} bytes")
-            samples.append(
-                Sample(op=op, group_size=size, nbytes=count * 4, seconds=_median(torch, device, call, repeat))
-            )
-    return samples
-
-
-def _median(torch: Any, device: Any, call: Callable[[], Any], repeat: int) -> float:
-    taken = []
-    for i in range(repeat + 2):
-        _wait(torch, device)
-        start = time.perf_counter()
-        call()
-        _wait(torch, device)
-        # The first two make connections and warm caches.
-        if i >= 2:
-            taken.append(time.perf_counter() - start)
-    return float(np.median(taken))
-
-
-def _wait(torch: Any, device: Any) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def _matmul_rate(torch: Any, device: Any) -> float:
-    size = 8192 if device.type == "cuda" else 1024
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
-    return 2.0 * size**3 / _median(torch, device, lambda: torch.mm(a, b), 5)
-
-
-def _copy_rate(torch: Any, device: Any) -> float:
-    source = torch.ones(2**26 if device.type == "cuda" else 2**24, dtype=torch.float32, device=device)
-    target = torch.empty_like(source)
-    seconds = _median(torch, device, lambda: target.copy_(source), 5)
-    return float(2 * source.numel() * 4 / seconds)
-
-
-def _host_memory() -> float:
-    return float(os.sysconf("SC_PAGE_SIZE")) * os.sysconf("SC_PHYS_PAGES")

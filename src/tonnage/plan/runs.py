@@ -12,6 +12,7 @@ import csv
 import dataclasses
 import itertools
 import math
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -66,6 +67,7 @@ class Run:
         batch: the batch.
         seconds: measured, of one step.
         memory: measured peak, bytes; 0 where none is printed.
+        allocator: whether that is what the framework's allocator held, without driver and NCCL.
         hardware_flops: FLOP of a step, recomputation counted.
         tuned: whether the model's constants were set on this source.
         group: runs that answer the same question: equal model, cards and batch.
@@ -80,6 +82,7 @@ class Run:
     batch: Batch
     seconds: float
     memory: float
+    allocator: bool
     tuned: bool
     group: tuple[object, ...]
 
@@ -116,7 +119,7 @@ def run_of(row: Mapping[str, str]) -> Run:
         LayoutError: a value is missing or fits no layout.
     """
     cells = _Cells(row)
-    facts = source_facts(cells.text("source"))
+    facts = source_facts(cells.text("source"), notes=cells.text("notes", ""))
     model = _model(cells)
     cluster = _cluster(cells, facts)
     batch = Batch(sequences=_sequences(cells, cluster), seq=cells.number("seq_len"))
@@ -134,6 +137,7 @@ def run_of(row: Mapping[str, str]) -> Run:
         batch=batch,
         seconds=seconds,
         memory=cells.real("memory_gb_per_gpu") * _memory_unit(cells),
+        allocator=facts.get("memory") == "allocator",
         tuned=tuned,
         group=(
             cells.text("model"),
@@ -164,10 +168,14 @@ def _sources() -> dict[str, dict[str, Any]]:
     return tomllib.loads(text)
 
 
-def source_facts(source: str) -> dict[str, Any]:
-    """What is known of a source: the longest key that its name starts with."""
+def source_facts(source: str, *, notes: str = "") -> dict[str, Any]:
+    """What is known of a source: the longest key that its name starts with, as its rows' notes change it."""
     found = [key for key in _sources() if source.startswith(key)]
-    return _sources()[max(found, key=len)] if found else {}
+    facts = dict(_sources()[max(found, key=len)]) if found else {}
+    for part in facts.pop("parts", []):
+        if re.search(part["notes"], notes):
+            facts |= part
+    return facts
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,9 @@ _NO_OVERLAP: dict[str, Any] = {
     "overlap_p2p": False,
 }
 
+_DEEPSPEED_BUCKET = 500_000_000
+"""Elements of DeepSpeed's reduction buffer: the default of ``reduce_bucket_size``."""
+
 SOFTWARE: dict[str, Recipe] = {
     # Narayanan et al., 2104.04473: fused softmax and GELU kernels, blocking sends, gradients at the end.
     "megatron-2021": Recipe(precision="fp16", attention="eager", **_NO_OVERLAP),
@@ -34,15 +37,21 @@ SOFTWARE: dict[str, Recipe] = {
         scatter=False,
         paired=False,
         interleaves=False,
-        # BF16_Optimizer adds 2-byte gradients up in 4-byte ones and keeps both.
+        # BF16_Optimizer adds 2-byte gradients up in 4-byte ones and keeps both, and all-reduces them whole
+        # (deepspeed/runtime/pipe/engine.py, _bf16_reduce_grads).
+        scatters=False,
         fused_grad=False,
         spare_grads=2,
+        bucket=_DEEPSPEED_BUCKET,
         **_NO_OVERLAP,
     ),
-    # The same in fp16: gradients are added up by autograd, and made fp32 in the update.
+    # The same before that optimizer, in fp16 or bf16: gradients are added up and reduced in 2 bytes, and
+    # made fp32 in the update.
     "megatron-deepspeed-fp16": Recipe(
         precision="fp16",
         attention="eager",
+        grad_nbytes=2,
+        bucket=_DEEPSPEED_BUCKET,
         scatter=False,
         paired=False,
         interleaves=False,
@@ -59,13 +68,15 @@ SOFTWARE: dict[str, Recipe] = {
     # Megatron-Core of early 2024: as below, before cuDNN's attention and the fused loss.
     "megatron-core-2024": Recipe(attention="flash2", fused_loss=False),
     # Megatron-Core with Transformer Engine: everything beside something; attention of cuDNN.
-    "megatron-core": Recipe(attention="flash3", overlap_ep=True, grad_nbytes=2),
-    # PyTorch FSDP with eager element-wise kernels.
-    "fsdp": Recipe(attention="flash2", fused=False, fused_loss=False),
-    # The same with torch.compile.
-    "fsdp-compiled": Recipe(attention="flash2", fused=True),
+    "megatron-core": Recipe(attention="flash3", overlap_ep=True, grad_nbytes=2, expandable=True),
+    # PyTorch FSDP with eager element-wise kernels; torchtitan's run_train.sh asks for expandable segments.
+    "fsdp": Recipe(attention="flash2", fused=False, fused_loss=False, low_copy=False, expandable=True),
+    # The same with torch.compile, block by block: the loss stays as it is.
+    "fsdp-compiled": Recipe(
+        attention="flash2", fused=True, fused_loss=False, low_copy=False, expandable=True
+    ),
     # llm-foundry of 2023: Triton's port of the first flash attention.
-    "fsdp-2023": Recipe(attention="flash1", fused=False, fused_loss=False),
+    "fsdp-2023": Recipe(attention="flash1", fused=False, fused_loss=False, low_copy=False),
 }
 """Recipes by name."""
 

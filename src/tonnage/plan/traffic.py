@@ -335,6 +335,7 @@ def _sharded_flows(
     inner = reach(cluster, size=shard, stride=stride, rails=recipe.rails)
     outer = reach(cluster, size=np.maximum(1, size // shard), stride=stride * shard, rails=recipe.rails)
     whole = reach(cluster, size=size, stride=stride, rails=recipe.rails)
+    whole_sum = (zero == 0) | (recipe.local_steps > 1) | ((zero == 1) & (not recipe.scatters))
     # ZeRO 1 and 2 send back what was updated; ZeRO 3 needs every weight, frozen ones too.
     gathered = params * np.where(zero == 3, 1.0, recipe.trainable) * PARAM_NBYTES
     return [
@@ -344,7 +345,7 @@ def _sharded_flows(
             group="dp",
             to=whole,
             nbytes=gradients * often / parts,
-            backward=np.where((zero == 0) | (recipe.local_steps > 1), parts, 0.0),
+            backward=np.where(whole_sum, parts, 0.0),
             label=f"gradients{of}",
         ),
         Flow(
@@ -353,7 +354,7 @@ def _sharded_flows(
             group="dp",
             to=inner,
             nbytes=gradients / parts,
-            backward=np.where(zero >= 1, per_step, 0.0) * synced,
+            backward=np.where(whole_sum, 0.0, per_step),
             label=f"gradients{of}",
         ),
         Flow(
@@ -363,7 +364,7 @@ def _sharded_flows(
             to=outer,
             nbytes=gradients / shard / parts,
             # Shards add their micro-batches up and meet the other groups once a step.
-            backward=np.where(zero >= 1, parts, 0.0) * synced,
+            backward=np.where(whole_sum, 0.0, parts),
             label=f"gradients{of}, across shards",
         ),
         Flow(

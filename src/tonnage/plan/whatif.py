@@ -93,7 +93,7 @@ def _fill(layout: Layout, cluster: Cluster, degrees: dict[str, int]) -> Layout:
 
 
 def _whole(key: str, value: str) -> int:
-    if not value.isdigit() or int(value) < 1:
+    if not (value.isascii() and value.isdigit() and 1 <= int(value) <= 10**15):
         raise UsageError(f"{key} is {value!r}", hint=f"write a whole number of 1 or more, like {key}=8")
     return int(value)
 
@@ -123,15 +123,13 @@ def _device(cluster: Cluster, name: str) -> Cluster:
 
 
 def _oversubscribed(cluster: Cluster, value: str) -> Cluster:
-    return dataclasses.replace(
-        cluster, oversubscription=max(_number(value), 1e-9), pod=cluster.pod or cluster.domain
-    )
+    return dataclasses.replace(cluster, oversubscription=_number(value), pod=cluster.pod or cluster.domain)
 
 
 _DEGREES = ("dp", "tp", "pp", "cp", "ep")
 _LAYOUT: dict[str, Callable[[str], Any]] = {
     "virtual": lambda v: _whole("virtual", v),
-    "zero": lambda v: int(_number(v)),
+    "zero": lambda v: 0 if v == "0" else _whole("zero", v),
     "shard": lambda v: _whole("shard", v),
     "micro_batch": lambda v: _whole("micro_batch", v),
     "recompute": str,

@@ -33,7 +33,9 @@ _WORDS: dict[str, tuple[str, str]] = {
     "weights": ("weights", "权重"),
     "gradients": ("gradients", "梯度"),
     "activations": ("activations", "激活"),
-    "buffers": ("buffers, logits, context", "缓冲区、logits、上下文"),
+    "buffers": ("buffers, logits", "缓冲区、logits"),
+    "fragmentation": ("lost between tensors", "显存碎片"),
+    "context": ("driver, kernels, NCCL", "驱动、内核与 NCCL"),
     "total": ("total", "合计"),
     "part": ("part", "部分"),
     "seconds": ("time", "时间"),
@@ -65,6 +67,62 @@ _WORDS: dict[str, tuple[str, str]] = {
     "worst": ("worst", "最差"),
     "baseline": ("baseline", "基线"),
     "working": ("working", "推导"),
+    "size": ("size", "大小"),
+    "timeline title": ("one step, a row a stage", "一步的时间线，每行一段"),
+    "shown of": ("the first {shown} micro-batches are drawn", "图中为前 {shown} 个微批次"),
+    "event F": ("forward", "前向"),
+    "event B": ("backward", "反向"),
+    "event g": ("gradients or parameters", "梯度或参数"),
+    "event optimizer": ("optimizer", "优化器"),
+    "event send": ("a send that blocks", "阻塞发送"),
+    "card holds": ("the line: a card has", "竖线：单卡显存"),
+    "most by a card": ("sent by the busiest card", "最忙一卡的发送量"),
+    "first": ("first stage", "首段"),
+    "middle": ("middle stage", "中段"),
+    "last": ("last stage", "末段"),
+    "only": ("all alike", "各卡相同"),
+    "nearest": (
+        "does not fit; nearest that does: {changes} (--search finds the fastest)",
+        "显存不足；最接近且放得下的改动：{changes}（--search 找最快的布局）",
+    ),
+    "nothing near": (
+        "does not fit, and no layout near it does: --search says more, or use more cards",
+        "显存不足，附近也没有放得下的布局：用 --search 查看，或增加卡数",
+    ),
+    "cluster": ("cluster", "集群"),
+    "days": ("days", "天数"),
+    "card hours": ("card hours", "卡时"),
+    "cost": ("cost", "费用"),
+    "cheapest first": ("clusters that are in time, cheapest first", "按期完成的集群，最省在前"),
+    "no prices": (
+        "no prices given (--price h100=2.5): ranked by card hours",
+        "未给价格（--price h100=2.5）：按卡时排序",
+    ),
+    "slowest nic": ("slowest NIC that costs at most {loss}", "耗时最多增加 {loss} 的最慢网卡"),
+    "any nic": ("any, nothing is sent between hosts", "任意，主机之间不传数据"),
+    "a card": ("a card", "（每卡）"),
+    "searched": (
+        "{considered} layouts; {large} need more memory; {dropped} cut by bounds",
+        "共 {considered} 种布局；{large} 种显存不足；{dropped} 种被下界剪去",
+    ),
+    "measured": (
+        "measured {measured}, predicted {predicted} ({error})",
+        "实测 {measured}，预测 {predicted}（{error}）",
+    ),
+    "not the links": (
+        "computation alone takes as long as that: the links are not what bounds it",
+        "仅计算就需要这么久：瓶颈不在链路",
+    ),
+    "implied": (
+        "{size} of {group} over {link} in the {left} that computation leaves: {rate}, {share} of the line",
+        "计算之外的 {left} 内经 {link} 传输 {group} 的 {size}：{rate}，为线速的 {share}",
+    ),
+    "implausible": (
+        "no healthy {link} is that slow: look for NCCL_P2P_DISABLE, sockets in place of InfiniBand "
+        "(NCCL_DEBUG=INFO), or a card that throttles",
+        "正常的 {link} 不会这么慢：检查 NCCL_P2P_DISABLE、是否用套接字代替了 InfiniBand（NCCL_DEBUG=INFO），"
+        "或显卡是否降频",
+    ),
 }
 
 

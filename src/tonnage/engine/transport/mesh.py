@@ -311,6 +311,10 @@ class _Link:
         if sys.platform == "linux":
             # TCP_NOTSENT_LOWAT: the socket takes no more while this much is queued and not yet sent.
             link.setsockopt(socket.IPPROTO_TCP, 25, max(1 << 16, UNSENT_NBYTES // num_links))
+            # After a pause (an evaluation, a checkpoint) BBR sends slowly for seconds: the four steps after 6 s
+            # of silence took 1.45 of the bound, and 1.07 with this. Where it isn't allowed, all stays as it is.
+            with contextlib.suppress(OSError):
+                link.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"cubic")
         self.queue: list[tuple[int, int, Outgoing]] = []
         self.queued = False
         self.current: Outgoing | None = None
