@@ -108,6 +108,11 @@ def test_one_rank_alone_compresses_nothing(step: Exchange, codecs: list[CodecSpe
     assert choose(dataclasses.replace(step, num_ranks=1, both_legs=False), codecs).name == "none"
 
 
+def test_a_step_of_no_length_compresses_nothing() -> None:
+    nothing = dataclasses.replace(exchange(1), num_ranks=1, compute=0.0)
+    assert choose(nothing, ALL).name == "none"
+
+
 def test_no_codec_is_predicted_to_send_what_a_ring_sends() -> None:
     one = exchange(1, latency=0.0)
     assert predict_step(one, NO_CODEC).wire == pytest.approx(2 * 3 / 4 * 44e6 / 1.25e8)

@@ -143,7 +143,8 @@ def choose(exchange: Exchange, codecs: Iterable[CodecSpeed]) -> Choice:
     plain = predict_step(exchange, NO_CODEC)
     others = [predict_step(exchange, codec) for codec in codecs]
     everything = (plain, *others)
-    paying = [p for p in others if p.step <= (1 - LEAST_GAIN) * plain.step]
+    # The second condition is for a step of no length, of which any share is none.
+    paying = [p for p in others if p.step <= (1 - LEAST_GAIN) * plain.step and p.step < plain.step]
     hiding = [p for p in paying if p.hides]
     if not paying:
         return Choice(name="none", reason=_why_none(exchange, plain, others), predictions=everything)
