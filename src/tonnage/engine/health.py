@@ -21,7 +21,7 @@ LINGER = 1.0
 """Seconds between publishing a failure and acting on it, in which others see the cause themselves."""
 
 _INTERVAL = 1.0
-_FAILED = "tonnage/failed"
+_FAILED = "failed"
 
 # torchrun's agent can hold the store; then no rank is to blame for it.
 _STORE_RANK = -1 if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else 0
@@ -152,4 +152,4 @@ class Health:
 
 
 def _key(rank: int) -> str:
-    return f"tonnage/beat/{rank}"
+    return f"beat/{rank}"

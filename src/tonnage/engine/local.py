@@ -136,7 +136,7 @@ class LocalSteps:
         self.every, self.outer, self.step = every, outer, 0
         self._delay, self._mixing = (delay, mixing) if stream else (0, 0.0)
         self._parameters = [p for _, p in named]
-        group = engine_group(process_group, timeout=timeout)
+        group = engine_group(process_group, _HOST, timeout=timeout)
         buckets = _cut(named, fragments if stream else 1, world_size=group.size() if group else 1)
         if group is not None:
             _check_gloo(group)

@@ -95,7 +95,7 @@ class DataParallel(nn.Module):
         self._trained = [p for _, p in named]
         self._frozen = [p for p in module.parameters() if not p.requires_grad]
         device = _only_device(named)
-        group = engine_group(process_group, timeout=timeout)
+        group = engine_group(process_group, device, timeout=timeout)
         world_size = group.size() if group is not None else 1
         self._buckets = cut_buckets(
             [

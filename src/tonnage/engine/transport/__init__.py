@@ -6,7 +6,7 @@ from tonnage.engine.transport.group import (
     check_same_plan,
     engine_group,
     open_links,
-    start_health,
+    own_stores,
     synchronised_clock,
 )
 from tonnage.engine.transport.local import LocalTransport
@@ -36,6 +36,6 @@ __all__ = [
     "link_level",
     "open_links",
     "open_transport",
-    "start_health",
+    "own_stores",
     "synchronised_clock",
 ]

@@ -14,21 +14,27 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
 
-from tonnage.engine.health import Health
 from tonnage.engine.transport.mesh import connect
 from tonnage.errors import EngineError
 
 _PINGS = 5
+_num_stores: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()
 
 
-def engine_group(parent: dist.ProcessGroup | None, *, timeout: float) -> dist.ProcessGroup | None:
-    """A group of the engine's own over the ranks of ``parent``; ``None`` in a job of one process.
+def engine_group(
+    parent: dist.ProcessGroup | None, device: torch.device, *, timeout: float
+) -> dist.ProcessGroup | None:
+    """The group to work over: the ranks of ``parent``; ``None`` in a job of one process.
 
-    An own group keeps our tags and the order of our collectives apart from the user's.
+    Over NCCL it is a group of the engine's own, whose stream and order nobody else shares. Elsewhere
+    ``parent`` itself, which is used only while the model is wrapped: a group of Gloo's costs every rank
+    threads that poll for as long as it lives.
 
     Raises:
         EngineError: several processes were started, but their process group was not.
@@ -42,12 +48,32 @@ def engine_group(parent: dist.ProcessGroup | None, *, timeout: float) -> dist.Pr
         return None
     if parent is not None and not isinstance(parent, dist.ProcessGroup):
         raise EngineError("this rank is not a member of the group given to tonnage.DataParallel")
-    ranks = dist.get_process_group_ranks(parent) if parent is not None else None
-    # Ranks outside a smaller group don't come here, so its members must find each other without them.
-    is_part = ranks is not None and len(ranks) < dist.get_world_size()
-    group = dist.new_group(ranks, timeout=timedelta(seconds=timeout), use_local_synchronization=is_part)
+    group = parent or dist.group.WORLD
     assert isinstance(group, dist.ProcessGroup)
-    return group
+    if backend_name(group, device) != "nccl":
+        return group
+    ranks = dist.get_process_group_ranks(group)
+    # Ranks outside a smaller group don't come here, so its members must find each other without them.
+    is_part = len(ranks) < dist.get_world_size()
+    own = dist.new_group(ranks, timeout=timedelta(seconds=timeout), use_local_synchronization=is_part)
+    assert isinstance(own, dist.ProcessGroup)
+    return own
+
+
+def own_stores(group: dist.ProcessGroup) -> Callable[[float], Any]:
+    """Gives connections to the store of ``group``, each with a time limit, whose keys meet nobody else's.
+
+    All ranks call it together, as they wrap their models in one order: the n-th calls share their keys.
+    """
+    store: Any = group.get_group_store()
+    count = _num_stores[group] = _num_stores.get(group, 0) + 1
+
+    def connection(timeout: float) -> Any:
+        own = store.clone()
+        own.set_timeout(timedelta(seconds=timeout))
+        return PrefixStore(f"tonnage/{count}", own)
+
+    return connection
 
 
 def backend_name(group: dist.ProcessGroup, device: torch.device) -> str:
@@ -58,13 +84,6 @@ def backend_name(group: dist.ProcessGroup, device: torch.device) -> str:
         if name and kind == device.type:
             return name.lower()
     return str(dist.get_backend(group)).lower()
-
-
-def start_health(group: dist.ProcessGroup, *, hang_timeout: float) -> Health:
-    """Beats over a connection of their own to the group's store."""
-    store = group.get_group_store().clone()  # type: ignore[attr-defined]  # missing in its stubs
-    store.set_timeout(timedelta(seconds=hang_timeout))
-    return Health(store, rank=group.rank(), world_size=group.size(), hang_timeout=hang_timeout)
 
 
 def synchronised_clock(group: dist.ProcessGroup, device: torch.device) -> Callable[[], float]:
@@ -138,18 +157,16 @@ def broadcast_wire_nbytes(nbytes: int, *, rank: int, world_size: int) -> int:
     return len(children(rank, world_size)) * nbytes
 
 
-def open_links(group: dist.ProcessGroup, *, timeout: float) -> dict[int, socket.socket]:
-    """A TCP connection to each other rank of ``group``; all its ranks call it together."""
-    store = group.get_group_store().clone()  # type: ignore[attr-defined]  # missing in its stubs
-    store.set_timeout(timedelta(seconds=timeout))
+def open_links(group: dist.ProcessGroup, store: Any, *, timeout: float) -> dict[int, socket.socket]:
+    """A TCP connection to each other rank of ``group``, met in ``store``; all its ranks call it together."""
     rank = group.rank()
-    store.set(f"tonnage/host/{rank}", own_address(_store_host(store)))
-    host = store.get(f"tonnage/host/{rank}").decode()
+    store.set(f"host/{rank}", own_address(_store_host(store)))
+    host = store.get(f"host/{rank}").decode()
     if _is_loopback(host) and group.size() > 1:
         # A name like "localhost", or Debian's 127.0.1.1 for the own name, may mean this host only here.
-        other = store.get(f"tonnage/host/{1 if rank == 0 else 0}").decode()
+        other = store.get(f"host/{1 if rank == 0 else 0}").decode()
         host = host if _is_loopback(other) else own_address(other)
-    return connect(store, "tonnage/mesh", rank=rank, world_size=group.size(), host=host, timeout=timeout)
+    return connect(store, "mesh", rank=rank, world_size=group.size(), host=host, timeout=timeout)
 
 
 def own_address(towards: str) -> str:

@@ -8,7 +8,8 @@ import time
 import torch
 import torch.distributed as dist
 
-from tonnage.engine.transport.group import backend_name, open_links, start_health, synchronised_clock
+from tonnage.engine.health import Health
+from tonnage.engine.transport.group import backend_name, open_links, own_stores, synchronised_clock
 from tonnage.engine.transport.local import LocalTransport
 from tonnage.engine.transport.mesh import Mesh
 from tonnage.engine.transport.nccl import NcclTransport
@@ -41,12 +42,18 @@ def open_transport(
     name = backend_name(group, device)
     clock = synchronised_clock(group, device)
     if name == "gloo" and device.type == "cpu":
-        links = open_links(group, timeout=timeout)
+        connection = own_stores(group)
+        links = open_links(group, connection(timeout), timeout=timeout)
         return TcpTransport(
             lambda receiver: Mesh(links, receiver),
             rank=group.rank(),
             world_size=group.size(),
-            health=start_health(group, hang_timeout=hang_timeout),
+            health=Health(
+                connection(hang_timeout),
+                rank=group.rank(),
+                world_size=group.size(),
+                hang_timeout=hang_timeout,
+            ),
             timeout=timeout,
             clock=clock,
         )
