@@ -11,6 +11,7 @@ This module is arithmetic only; no tensor is allocated here.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -98,26 +99,58 @@ def cut_buckets(parameters: Sequence[ParameterSpec], *, cap: int, world_size: in
     """
     if cap <= 0:
         raise EngineError(f"a bucket of {cap} bytes holds nothing", hint="give a size like bucket='2MB'")
-    open_slots: dict[str, list[Slot]] = {}
-    closed: list[tuple[list[Slot], ParameterSpec]] = []
-
-    def close(spec: ParameterSpec) -> None:
-        closed.append((open_slots.pop(spec.dtype), spec))
-
-    for index in reversed(range(len(parameters))):
+    order = sending_order(parameters)
+    boundaries: list[int] = []
+    begin = filled = 0
+    for place, index in enumerate(order):
         spec = parameters[index]
-        slots = open_slots.setdefault(spec.dtype, [])
-        filled = slots[-1].offset + slots[-1].numel if slots else 0
-        if slots and (filled + spec.numel) * spec.itemsize > cap:
-            close(spec)
-            slots, filled = open_slots.setdefault(spec.dtype, []), 0
-        slots.append(Slot(index=index, name=spec.name, offset=filled, numel=spec.numel))
-        if (filled + spec.numel) * spec.itemsize >= cap:
-            close(spec)
-    by_dtype = {spec.dtype: spec for spec in parameters}
-    for dtype in list(open_slots):
-        close(by_dtype[dtype])
-    return tuple(_bucket(index, slots, spec, world_size) for index, (slots, spec) in enumerate(closed))
+        nbytes = spec.numel * spec.itemsize
+        apart = spec.dtype != parameters[order[place - 1]].dtype
+        if place > begin and (filled + nbytes > cap or apart):
+            boundaries.append(place)
+            begin, filled = place, 0
+        filled += nbytes
+    return buckets_at(parameters, (*boundaries, len(order)), world_size=world_size)
+
+
+def sending_order(parameters: Sequence[ParameterSpec]) -> list[int]:
+    """Indices of the parameters in the order over which buckets are cut: last first, a dtype at a time."""
+    first: dict[str, int] = {}
+    for spec in reversed(parameters):
+        first.setdefault(spec.dtype, len(first))
+    return sorted(range(len(parameters)), key=lambda i: (first[parameters[i].dtype], -i))
+
+
+def buckets_at(
+    parameters: Sequence[ParameterSpec], boundaries: Sequence[int], *, world_size: int
+) -> tuple[Bucket, ...]:
+    """Buckets that end at these places of :func:`sending_order`.
+
+    Args:
+        parameters: the trained parameters in order of registration.
+        boundaries: rising; the last one is the number of parameters.
+        world_size: ranks that each own a shard.
+
+    Raises:
+        EngineError: the boundaries don't rise to the number of parameters, or a bucket holds two dtypes.
+    """
+    order = sending_order(parameters)
+    edges = [0, *boundaries]
+    pieces = [[parameters[i] for i in order[a:b]] for a, b in itertools.pairwise(edges)]
+    legal = edges[-1] == len(order) and all(a < b for a, b in itertools.pairwise(edges))
+    if not legal or any(len({spec.dtype for spec in piece}) > 1 for piece in pieces):
+        raise EngineError(
+            f"borders {list(boundaries)} between {len(order)} parameters",
+            hint="give rising indices that keep dtypes apart, the last one the number of parameters",
+        )
+    buckets = []
+    for index, (begin, piece) in enumerate(zip(edges, pieces, strict=False)):
+        slots, offset = [], 0
+        for place, spec in enumerate(piece, start=begin):
+            slots.append(Slot(index=order[place], name=spec.name, offset=offset, numel=spec.numel))
+            offset += spec.numel
+        buckets.append(_bucket(index, slots, piece[0], world_size))
+    return tuple(buckets)
 
 
 def plan_hash(buckets: Sequence[Bucket]) -> bytes:

@@ -61,6 +61,18 @@ class StepLog:
         while len(self._steps) > 1:
             self._write(self._steps.popleft())
 
+    @property
+    def between_steps(self) -> bool:
+        """Whether the last step has ended, and nothing of the next one was computed."""
+        return self._open is None and (self._current is None or not self._current.compute)
+
+    def last_seconds(self) -> float:
+        """What the last ended step took; 0 before there is one."""
+        if not self._steps:
+            return 0.0
+        seconds, last = self._transport.seconds, self._steps[-1]
+        return seconds(last.stop) - seconds(last.start)
+
     def pause(self) -> None:
         """The last step lasts until now, and the next one begins with its forward pass."""
         if self._steps and self._current is not None and not self._current.compute and self._open is None:
@@ -101,6 +113,14 @@ class StepLog:
         )
         begun, ended = self._transport.seconds(start), self._transport.seconds(stop)
         self._recorder.add(channel, step, nbytes, wire, begun, ended, ended - begun)
+
+    def tuned(self, wire: int, start: object, stop: object, *, step: int) -> None:
+        """Links were measured, and state was moved to other buckets, before this step."""
+        channel = self._recorder.channel(
+            "control", "all-to-all", group_size=self._transport.world_size, link=self._link, label="tuning"
+        )
+        begun, ended = self._transport.seconds(start), self._transport.seconds(stop)
+        self._recorder.add(channel, step, wire, wire, begun, ended, ended - begun)
 
     def ledger(self, facts: Mapping[str, Any]) -> Ledger:
         """All ended steps of this rank; their transfers must have been waited for."""

@@ -45,6 +45,30 @@ class Updater(Protocol):
         ...
 
 
+class Observer(Protocol):
+    """Who is told how computation goes; called at every module and gradient, so it must be quick."""
+
+    def begin_forward(self) -> None:
+        """A forward pass begins."""
+        ...
+
+    def reached(self) -> None:
+        """A module that reads trained parameters is about to wait for them."""
+        ...
+
+    def begins(self, reads: frozenset[int]) -> None:
+        """It has them, and computes."""
+        ...
+
+    def end_forward(self) -> None:
+        """The forward pass has ended."""
+        ...
+
+    def gradient(self, index: int) -> None:
+        """This parameter's gradient is written."""
+        ...
+
+
 class Schedule:
     """Drives the transport from autograd's hooks.
 
@@ -82,21 +106,10 @@ class Schedule:
         self.unused: frozenset[int] = frozenset()
         self._names = names
         self._parameters = parameters
-        self._buckets = buckets
-        self._buffers = buffers
         self._transport = transport
         self._log = log
         self._find_unused = find_unused
         self._in_order = transport.ordered or not self.sharded
-        self._views: list[torch.Tensor] = [torch.empty(0)] * len(parameters)
-        self._bucket_of = [0] * len(parameters)
-        for bucket, memory in zip(buckets, buffers, strict=True):
-            for slot in bucket.slots:
-                self._views[slot.index] = like(memory.gradient, slot.offset, parameters[slot.index])
-                self._bucket_of[slot.index] = bucket.index
-        self._missing = [len(bucket.slots) for bucket in buckets]
-        self._left = [False] * len(buckets)
-        self._next_in_order = 0
         self._fired: set[int] = set()
         self._in_backward = False
         self._armed = False
@@ -104,19 +117,53 @@ class Schedule:
         self._unsent: list[Ticket] = []
         self._gathers: dict[int, Ticket] = {}
         self._last_gathers: dict[int, Ticket] = {}
-        self._versions: list[int] = []
         self._hooks: list[_ModuleHook] = []
         self._called: list[_ModuleHook] = []
         self._learnt = False
-        self._priority = [len(buckets) - 1 - k for k in range(len(buckets))]
+        self.observer: Observer | None = None
         self._add_hooks(module)
+        self.lay_out(buckets, buffers)
+
+    def lay_out(self, buckets: Sequence[Bucket], buffers: Sequence[Buffers]) -> None:
+        """Work on these buckets from now on; only after :meth:`finish`, between two steps.
+
+        Gradients that are there move over.
+        """
+        self._buckets = buckets
+        self._buffers = buffers
+        self._views: list[torch.Tensor] = [torch.empty(0)] * len(self._parameters)
+        self._bucket_of = [0] * len(self._parameters)
+        for bucket, memory in zip(buckets, buffers, strict=True):
+            for slot in bucket.slots:
+                parameter = self._parameters[slot.index]
+                self._views[slot.index] = like(memory.gradient, slot.offset, parameter)
+                self._bucket_of[slot.index] = bucket.index
+        for view, parameter in zip(self._views, self._parameters, strict=True):
+            if parameter.grad is not None:
+                view.copy_(parameter.grad)
+                parameter.grad = view
+        self._missing = [len(bucket.slots) for bucket in buckets]
+        self._left = [False] * len(buckets)
+        self._next_in_order = 0
+        self._versions: list[int] = []
+        self._reductions.clear()
+        self._gathers.clear()
+        self._last_gathers.clear()
+        self._priority = [len(buckets) - 1 - k for k in range(len(buckets))]
+        for hook in self._hooks:
+            hook.buckets = tuple(sorted({self._bucket_of[i] for i in hook.reads}))
+        if self._learnt:
+            self._order_by_need()
 
     # Forward.
 
+    def end_last_update(self) -> None:
+        """Where somebody else's optimizer steps, its step has ended when the next forward pass begins."""
+        if self._reductions and not self.sharded and not self.has_optimizer:
+            self.end_update()
+
     def begin_forward(self) -> None:
         """A training forward pass begins."""
-        if self._reductions and not self.sharded and not self.has_optimizer:
-            self.end_update()  # somebody else's optimizer has stepped since
         if self.updates_pending:
             raise EngineError(
                 "a forward pass without optimizer.step() after the last backward pass, whose gradients "
@@ -124,6 +171,8 @@ class Schedule:
                 hint="schedule='shard' lets you skip or change a step after backward()",
             )
         self._log.begin_step()
+        if self.observer is not None:
+            self.observer.begin_forward()
         self._armed = True
         self._log.begin_compute("forward")
 
@@ -131,6 +180,8 @@ class Schedule:
         """The forward pass has ended; the loss and the backward pass follow."""
         if self.sharded and not self._learnt:
             self._learn()
+        if self.observer is not None:
+            self.observer.end_forward()
         self._log.begin_compute("backward")
         self.wait_writable()
 
@@ -145,11 +196,16 @@ class Schedule:
         """A module that reads parameters of ``hook.buckets`` is about to run."""
         if not self._learnt and hook not in self._called:
             self._called.append(hook)
+        observer = self.observer if hook.reads else None
+        if observer is not None:
+            observer.reached()
         if self._gathers:
             for index in hook.buckets:
                 ticket = self._gathers.pop(index, None)
                 if ticket is not None:
                     self._receive(ticket)
+        if observer is not None:
+            observer.begins(hook.reads)
 
     def wait_gathers(self, *_: object) -> None:
         """All parameters are whole and current when this returns."""
@@ -166,6 +222,8 @@ class Schedule:
         bucket = self._bucket_of[index]
         self._transport.wrote(bucket)
         self._fired.add(index)
+        if self.observer is not None:
+            self.observer.gradient(index)
         if not self.synchronising:
             return
         self._missing[bucket] -= 1
@@ -390,16 +448,20 @@ class Schedule:
         by_name = {hook.name: hook for hook in self._hooks}
         for hook in self._hooks:
             holder = hook.name
-            while hook.buckets and by_name[holder] not in self._called and holder:
+            while hook.reads and by_name[holder] not in self._called and holder:
                 holder = holder.rpartition(".")[0]
             if holder != hook.name:
-                by_name[holder].buckets = tuple(sorted({*by_name[holder].buckets, *hook.buckets}))
+                by_name[holder].reads |= hook.reads
+                by_name[holder].buckets = tuple(sorted({self._bucket_of[i] for i in by_name[holder].reads}))
+        self._learnt = True
+        self._order_by_need()
+
+    def _order_by_need(self) -> None:
+        """What the forward pass reads first goes first."""
         needed = dict.fromkeys(k for hook in self._called for k in hook.buckets)
         order = [*needed, *(k for k in reversed(range(len(self._buckets))) if k not in needed)]
         for place, index in enumerate(order):
             self._priority[index] = place
-        self._called.clear()
-        self._learnt = True
 
     def _add_hooks(self, module: nn.Module) -> None:
         for index, parameter in enumerate(self._parameters):
@@ -408,8 +470,8 @@ class Schedule:
         if not self.sharded:
             return
         for name, each in module.named_modules():
-            own = [place[id(p)] for p in each.parameters(recurse=False) if id(p) in place]
-            hook = _ModuleHook(self.before_module, name, tuple(sorted({self._bucket_of[i] for i in own})))
+            own = frozenset(place[id(p)] for p in each.parameters(recurse=False) if id(p) in place)
+            hook = _ModuleHook(self.before_module, name, own)
             self._hooks.append(hook)
             each.register_forward_pre_hook(hook)
             each.register_state_dict_pre_hook(_Gate(self.wait_gathers))
@@ -441,12 +503,13 @@ class Hook:
 
 
 class _ModuleHook(Hook):
-    """Before a module runs; ``buckets`` are those that it reads parameters of."""
+    """Before a module runs; ``reads`` are the parameters that it does, ``buckets`` what they lie in."""
 
-    def __init__(self, function: Callable[[_ModuleHook], None], name: str, buckets: tuple[int, ...]) -> None:
+    def __init__(self, function: Callable[[_ModuleHook], None], name: str, reads: frozenset[int]) -> None:
         super().__init__(function)
         self.name = name
-        self.buckets = buckets
+        self.reads = reads
+        self.buckets: tuple[int, ...] = ()
 
     def __call__(self, *_: Any, **__: Any) -> None:
         """Run it, unless it was left behind; the module and its inputs don't matter."""

@@ -15,9 +15,10 @@ import torch
 from torch import nn
 
 from tonnage.engine.bucket import Bucket
+from tonnage.engine.carry import Segment, carry_state
 from tonnage.engine.schedule import Schedule
 from tonnage.engine.squeeze import Compression
-from tonnage.engine.transport import Buffers, Packing
+from tonnage.engine.transport import Buffers, Packing, Transport
 from tonnage.errors import EngineError
 
 _ELEMENTWISE = {
@@ -71,16 +72,37 @@ class ShardedOptimizer(EngineOptimizer):
         compression: Compression | None = None,
     ) -> None:
         super().__init__(params, make, settings)
-        self._compression = compression
         _refuse_unless_elementwise(type(self.template))
         self._schedule = schedule
-        group_of = _group_of(self.param_groups, parameters)
+        self._rank = rank
+        self._make = make
+        self._settings = settings
+        self._group_of = _group_of(self.param_groups, parameters)
+        self._sampled: list[dict[str, Any]] = []
+        self._lay_out(buckets, buffers, compression)
+        schedule.updater = self
+
+    def _lay_out(
+        self, buckets: Sequence[Bucket], buffers: Sequence[Buffers], compression: Compression | None
+    ) -> None:
+        self._compression = compression
+        self._buckets = buckets
         self._parts: list[_Part] = [
-            _Part(bucket, memory, rank, group_of, self.param_groups, make, settings)
+            _Part(bucket, memory, self._rank, self._group_of, self.param_groups, self._make, self._settings)
             for bucket, memory in zip(buckets, buffers, strict=True)
         ]
-        self._sampled: list[dict[str, Any]] = []
-        schedule.updater = self
+
+    def move_to(
+        self,
+        buckets: Sequence[Bucket],
+        buffers: Sequence[Buffers],
+        compression: Compression | None,
+        transport: Transport,
+    ) -> None:
+        """Work on other buckets of the same parameters, with the same state; by all ranks together."""
+        before, old = self._buckets, [s for part in self._parts for s in part.segments()]
+        self._lay_out(buckets, buffers, compression)
+        carry_state(transport, before, old, [s for part in self._parts for s in part.segments()])
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Update the own shard of each bucket as its gradients arrive, and send it on at once."""
@@ -187,6 +209,7 @@ class _Part:
     ) -> None:
         start, stop = bucket.shard(rank)
         self._segments: list[tuple[int, torch.Tensor]] = []
+        self._firsts: list[int] = []
         self.gradients: list[tuple[int, torch.Tensor]] = []
         by_group: dict[int, list[torch.Tensor]] = {}
         for slot in bucket.slots:
@@ -198,6 +221,7 @@ class _Part:
             segment = memory.parameter[first:last] if master is None else master[first - start : last - start]
             segment.grad = memory.shard_gradient[first - start : last - start]
             self._segments.append((slot.index, segment))
+            self._firsts.append(first - slot.offset)
             self.gradients.append((slot.index, segment.grad))
             by_group.setdefault(group_of[slot.index], []).append(segment)
         self._groups = list(by_group)
@@ -206,6 +230,15 @@ class _Part:
             if by_group
             else None
         )
+
+    def segments(self) -> list[Segment]:
+        """Where the optimizer's state belongs."""
+        if self.optimizer is None:
+            return []
+        return [
+            Segment(index=index, first=first, tensor=segment, optimizer=self.optimizer)
+            for (index, segment), first in zip(self._segments, self._firsts, strict=True)
+        ]
 
     def step(self, groups: Sequence[Mapping[str, Any]], unused: frozenset[int]) -> None:
         if self.optimizer is None:
@@ -232,7 +265,7 @@ class WholeOptimizer(EngineOptimizer):
     ) -> None:
         super().__init__(params, make, settings)
         self._schedule = schedule
-        self._compression = compression
+        self.compression = compression
         self.state = self.template.state
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -245,13 +278,13 @@ class WholeOptimizer(EngineOptimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """That of the optimizer within, and what compression owes."""
-        return _with_compression(self.template.state_dict(), self._compression)
+        return _with_compression(self.template.state_dict(), self.compression)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Into the optimizer within."""
         inner = {name: value for name, value in state_dict.items() if name != _COMPRESSION}
         self.template.load_state_dict(inner)
-        _load_compression(state_dict, self._compression)
+        _load_compression(state_dict, self.compression)
         self.param_groups = self.template.param_groups
         self.state = self.template.state
 

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from tonnage.engine.bucket import Bucket
+from tonnage.engine.carry import carry_shards
 from tonnage.engine.compress import ErrorFeedback, PowerState, as_matrix, make_codec
-from tonnage.engine.transport import Buffers, Packing, Projection
+from tonnage.engine.transport import Buffers, Packing, Projection, Transport
 from tonnage.errors import EngineError
 
 _DEFAULT_RANK = 4
@@ -95,6 +96,25 @@ class Compression:
             start, stop = bucket.shard(self._rank)
             master.copy_(memory.parameter[start:stop])
 
+    def carry(self, old: Compression, transport: Transport) -> None:
+        """Owe what ``old`` did, which works on other buckets of the same model; by all ranks together.
+
+        A lossless one owes nothing: then :meth:`exact_shards` has to be handed on.
+        """
+        if self._owed is not None and old._owed is not None:
+            self._owed.load_state_dict([old._owed.state_dict()])
+        if self._owed_shard is not None and old._owed_shard is not None:
+            _copy(
+                self._owed_shard.flats,
+                carry_shards(transport, old._buckets, old._owed_shard.flats, self._buckets),
+            )
+        if self._masters and old._masters:
+            _copy(self._masters, carry_shards(transport, old._buckets, old._masters, self._buckets))
+
+    def exact_shards(self, transport: Transport, buckets: Sequence[Bucket]) -> list[torch.Tensor]:
+        """The own shards of ``buckets`` as the optimizer left them; empty where they are on all ranks alike."""
+        return carry_shards(transport, self._buckets, self._masters, buckets) if self._masters else []
+
     def state_dict(self) -> dict[str, Any]:
         """What is owed, by parameter and element; load it on the same rank, or all ranks' on any number."""
         state: dict[str, Any] = {"name": self.name}
@@ -128,6 +148,30 @@ class Compression:
             master.copy_(saved)
         for power, _ in self._powers:
             power.load_state_dict(state["power"])
+
+
+def is_power(name: str | None) -> bool:
+    """Whether that is PowerSGD."""
+    return name is not None and name.partition(":")[0] == "power"
+
+
+def probe_packing(
+    name: str, dtype: torch.dtype, *, numel: int, world_size: int, sharded: bool, device: torch.device
+) -> Packing:
+    """How a bucket of ``numel`` elements, none of which is a parameter's, would be compressed."""
+    codec = make_codec(name, dtype)
+    size = numel // world_size
+
+    def owed(count: int, wanted: bool) -> torch.Tensor | None:
+        return torch.zeros(count, device=device) if wanted and not codec.lossless else None
+
+    master = torch.zeros(size, dtype=dtype, device=device) if sharded and not codec.lossless else None
+    return Packing(codec, owed(numel, True), owed(size, not sharded), master, filled=numel)
+
+
+def _copy(into: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+    for target, source in zip(into, values, strict=True):
+        target.copy_(source)
 
 
 def _power_rank(name: str) -> int | None:

@@ -1,131 +1,365 @@
-"""From what the first steps measured to a cut of buckets that all ranks share.
+"""Buckets and compression from measurement: when to measure, and what to choose.
 
-A link's line is fitted to timed transfers; :func:`tonnage.plan.best_cut` finds the cut for it; a
-number of 64 bits says whether all ranks mean the same one; and a new cut is worth making only if it
-earns what making it costs. Values in, values out: nothing here measures or communicates.
+After :data:`WARMUP` steps, :data:`OBSERVED` steps show when gradients become ready; then, between two
+steps, a few transfers show what the links do. From both :mod:`tonnage.plan` predicts the cycle of each
+cut, and rank 0's choice is everybody's. Later, when :data:`PATIENCE` times what measuring took has
+passed, all of it is measured again.
 """
 
 from __future__ import annotations
 
-import hashlib
-import itertools
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
+import torch
 
+from tonnage.engine.bucket import Bucket, ParameterSpec, sending_order
+from tonnage.engine.compress import NO_CODEC, CodecSpeed, Exchange, choose, make_codec, measure_codec
+from tonnage.engine.fit import LinkFit, fit_link
+from tonnage.engine.observe import Watch, known_to_all, time_legs
+from tonnage.engine.schedule import ScheduleName
+from tonnage.engine.transport import Packing, Transport
 from tonnage.errors import EngineError
-from tonnage.plan import Link, Timing
+from tonnage.plan import Gradients, best_cut, cut_timing, early_cut, early_cycle
+from tonnage.units import format_rate, format_time
+
+WARMUP = 3
+"""Steps that are not observed: the first ones allocate memory and make optimizer states."""
+
+OBSERVED = 3
+"""Steps whose median counts."""
+
+PATIENCE = 1000
+"""Measuring again may cost a thousandth of the time."""
+
+LEAST_PAUSE = 200
+"""Steps between two measurements, at least."""
 
 LEAST_GAIN = 0.03
 """Share of the cycle below which a predicted gain is noise: emulated steps repeat to about 2 %."""
 
-HORIZON = 1000
-"""Steps within which making new buckets must have paid for itself."""
-
-Array = NDArray[np.float64]
+SAMPLE = 1 << 18
+"""Elements of gradients that codecs are timed on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LinkFit:
-    """A line through timed transfers.
+class Way:
+    """How fast buckets move.
 
     Attributes:
-        link: latency, and payload bytes a second.
-        error: median over the sizes of ``|predicted / median measured - 1|``.
-        num_samples: transfers that it rests on.
+        compress: through what, as a user writes it; ``None`` sends what there is.
+        reduce: line of reduce-scatters, or of all-reduces.
+        gather: line of all-gathers; ``None`` where there are none.
     """
 
-    link: Link
-    error: float
-    num_samples: int
+    compress: str | None
+    reduce: LinkFit
+    gather: LinkFit | None
 
 
-def fit_link(samples: Iterable[tuple[int, float]]) -> LinkFit:
-    """The line ``seconds = latency + nbytes / bandwidth`` that outliers do not bend.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning:
+    """What was chosen before a step, and why.
 
-    Of each size the median counts; the slope is the weighted median of the slopes between all pairs of
-    sizes (wider pairs weigh more), the latency that of what is left (short times weigh more), or zero.
+    Attributes:
+        step: the step.
+        boundaries: of buckets over :func:`~tonnage.engine.bucket.sending_order`.
+        compress: of them.
+        changed: whether it is not what was in use.
+        cycle: seconds predicted for a backward and the next forward pass.
+        before: the same for what was in use.
+        compute: seconds of it that compute.
+        way: how fast the chosen buckets move.
+        reason: why this compression, if there was a choice.
+    """
+
+    step: int
+    boundaries: tuple[int, ...]
+    compress: str | None
+    changed: bool
+    cycle: float
+    before: float
+    compute: float
+    way: Way
+    reason: str = ""
+
+    def facts(self) -> dict[str, Any]:
+        """For the ledger, in base units."""
+        return {
+            "step": self.step,
+            "num_buckets": len(self.boundaries),
+            "compress": self.compress,
+            "changed": self.changed,
+            "predicted_cycle": self.cycle,
+            "predicted_cycle_before": self.before,
+            "compute": self.compute,
+            "reduce": _line_facts(self.way.reduce),
+            "gather": None if self.way.gather is None else _line_facts(self.way.gather),
+            "reason": self.reason,
+        }
+
+    def text(self) -> str:
+        """One line for a reader."""
+        link = self.way.reduce.link
+        did = f"{len(self.boundaries)} buckets" + (f" through {self.compress}" if self.compress else "")
+        gain = (
+            f"predicted to shorten {format_time(self.before)} of backward and forward pass by "
+            f"{1 - self.cycle / self.before:.1%}"
+            if self.changed
+            else f"as before, for {format_time(self.cycle)} of backward and forward pass"
+        )
+        return (
+            f"Measured before step {self.step}: {did}, {gain}; a bucket costs {format_time(link.latency)} and "
+            f"moves at {format_rate(link.bandwidth)}" + (f". {self.reason}" if self.reason else "")
+        )
+
+
+class Tuner:
+    """Watches a model train, and says when to lay out other buckets.
 
     Args:
-        samples: bytes and seconds of each transfer, all with the same operation and group.
+        transport: what moves buckets.
+        specs: the trained parameters, in order of registration.
+        schedule: which one runs.
+        cut: whether buckets are to be chosen; else what is in use stays.
+        codecs: compressions to choose from; empty if that is no choice.
+        packing: how a bucket of so many elements travels through a compression.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        specs: Sequence[ParameterSpec],
+        schedule: ScheduleName,
+        *,
+        cut: bool,
+        codecs: Sequence[str],
+        packing: Callable[[str | None, int], Packing | None],
+    ) -> None:
+        self.tunings: list[Tuning] = []
+        self._transport = transport
+        self._specs = specs
+        self._schedule: ScheduleName = schedule
+        self._cut = cut
+        self._codecs = codecs
+        self._packing = packing
+        self._order = sending_order(specs)
+        self._watch: Watch | None = None
+        self._at = WARMUP + OBSERVED
+
+    def watch(self, step: int) -> Watch | None:
+        """Who observes the step that begins, if it is to be observed."""
+        if step < self._at - OBSERVED:
+            return None
+        if self._watch is None:
+            self._watch = Watch(self._transport, len(self._specs))
+        return self._watch
+
+    def due(self, step: int) -> bool:
+        """Whether to choose before this step."""
+        return step >= self._at and self._watch is not None
+
+    def choose(
+        self,
+        step: int,
+        buckets: Sequence[Bucket],
+        compress: str | None,
+        *,
+        values: torch.Tensor,
+        step_seconds: float,
+    ) -> Tuning | None:
+        """Measure the links and choose; between two steps, by all ranks together.
+
+        The transport must have no bucket. ``None`` where a link is so fast, or so busy, that larger
+        transfers take no longer than small ones.
+
+        Args:
+            step: the step that begins.
+            buckets: in use.
+            compress: in use.
+            values: gradients, flat.
+            step_seconds: what a step took of late.
+        """
+        assert self._watch is not None
+        begun = self._now()
+        gradients = self._gradients(known_to_all(self._transport, self._watch.medians().to(values.device)))
+        idle = self._watch.idle_cores()
+        self._watch = None
+        current = _boundaries(buckets)
+        way = self._measured(compress, values)
+        tuning = None
+        if way is not None:
+            before = self._cycle(gradients, current, way)
+            reason, codec = "", compress
+            if self._codecs:
+                codec, reason = self._codec(gradients, len(current), compress, way, values, idle)
+            if codec != compress:
+                way = self._measured(codec, values)
+        if way is not None:
+            tuning = self._best(step, gradients, current, compress, before, way, reason)
+        spent = self._now() - begun
+        pause = max(LEAST_PAUSE, math.ceil(PATIENCE * spent / max(step_seconds, 1e-9)))
+        tuning = self._agree(tuning, step + pause, values.device)
+        if tuning is not None:
+            self.tunings.append(tuning)
+        return tuning
+
+    def _now(self) -> float:
+        return self._transport.seconds(self._transport.stamp())
+
+    def _measured(self, codec: str | None, values: torch.Tensor) -> Way | None:
+        sharded = self._schedule != "allreduce"
+        reduces, gathers = time_legs(
+            self._transport, values, sharded=sharded, packing=lambda numel: self._packing(codec, numel)
+        )
+        try:
+            reduce = fit_link(reduces)
+            gather = fit_link(gathers) if gathers else None
+        except EngineError:
+            return None
+        return Way(compress=codec, reduce=reduce, gather=gather)
+
+    def _codec(
+        self,
+        gradients: Gradients,
+        num_buckets: int,
+        compress: str | None,
+        way: Way,
+        values: torch.Tensor,
+        idle: float,
+    ) -> tuple[str | None, str]:
+        """Which compression, and why.
+
+        The line of what is in use is taken for the link's: with a codec it tells what the codec leaves.
+        """
+        plain = way if compress is None else self._measured(None, values)
+        if plain is None:
+            return compress, ""
+        n = self._transport.world_size
+        # An all-reduce is both legs in one.
+        legs = 1 if self._schedule != "allreduce" else 2
+        speeds = [self._speed(name, values) for name in self._codecs]
+        told = choose(
+            Exchange(
+                nbytes=sum(gradients.sizes),
+                num_ranks=n,
+                num_buckets=num_buckets,
+                latency=plain.reduce.link.latency / (legs * (n - 1)),
+                bandwidth=legs * plain.reduce.link.bandwidth * (n - 1) / n,
+                compute=max(gradients.ready) + sum(gradients.forward),
+                busy=1.0 - min(1.0, idle),
+                both_legs=True,
+            ),
+            speeds,
+        )
+        return None if told.name == NO_CODEC.name else told.name, told.reason
+
+    def _speed(self, name: str, values: torch.Tensor) -> CodecSpeed:
+        """The slowest rank's."""
+        own = measure_codec(make_codec(name, values.dtype), values[:SAMPLE], clock=time.perf_counter)
+        row = torch.tensor(
+            [own.ratio, own.encode, own.decode, -own.error], dtype=torch.float64, device=values.device
+        )
+        ratio, encode, decode, error = self._transport.exchange(row).amin(dim=0).tolist()
+        return CodecSpeed(name=own.name, ratio=ratio, encode=encode, decode=decode, error=-error)
+
+    def _best(
+        self,
+        step: int,
+        gradients: Gradients,
+        current: tuple[int, ...],
+        compress: str | None,
+        before: float,
+        way: Way,
+        reason: str,
+    ) -> Tuning:
+        found = self._boundaries(gradients, current, way) if self._cut else current
+        cycle, as_it_is = (self._cycle(gradients, cut, way) for cut in (found, current))
+        if cycle > as_it_is * (1 - LEAST_GAIN):
+            found, cycle = current, as_it_is
+        return Tuning(
+            step=step,
+            boundaries=found,
+            compress=way.compress,
+            changed=found != current or way.compress != compress,
+            cycle=cycle,
+            before=before,
+            compute=max(gradients.ready) + sum(gradients.forward),
+            way=way,
+            reason=reason,
+        )
+
+    def _boundaries(self, gradients: Gradients, current: tuple[int, ...], way: Way) -> tuple[int, ...]:
+        reduce, gather = way.reduce.link, None if way.gather is None else way.gather.link
+        found = best_cut(gradients, reduce=reduce, gather=gather).boundaries
+        if self._schedule != "early" or gather is None:
+            return found
+        return tuple(early_cut(gradients, [current, found], reduce, gather))
+
+    def _cycle(self, gradients: Gradients, boundaries: tuple[int, ...], way: Way) -> float:
+        reduce, gather = way.reduce.link, None if way.gather is None else way.gather.link
+        if self._schedule == "early" and gather is not None:
+            return early_cycle(gradients, boundaries, reduce, gather)
+        return cut_timing(gradients, boundaries, reduce=reduce, gather=gather).cycle
+
+    def _gradients(self, seen: torch.Tensor) -> Gradients:
+        """Of each parameter in sending order; ``seen`` has shape ``(2, parameters)``."""
+        ready, forward = seen.tolist()
+        specs = [self._specs[i] for i in self._order]
+        return Gradients(
+            sizes=tuple(spec.numel * spec.itemsize for spec in specs),
+            ready=tuple(ready[i] for i in self._order),
+            forward=tuple(forward[i] for i in self._order),
+            kinds=tuple(spec.dtype for spec in specs),
+        )
+
+    def _agree(self, mine: Tuning | None, next_at: int, device: torch.device) -> Tuning | None:
+        """Rank 0's choice on all ranks: computed alike, but on processors that may round differently."""
+        codecs = (None, *self._codecs)
+        row = torch.full((len(self._specs) + 4,), -1, dtype=torch.int64)
+        chosen, rest = row[:-4], row[-4:]
+        rest[0], rest[3] = mine is not None, next_at
+        if mine is not None:
+            chosen[: len(mine.boundaries)] = torch.tensor(mine.boundaries)
+            rest[1] = codecs.index(mine.compress) if self._codecs else 0
+            rest[2] = mine.changed
+        rows = self._transport.exchange(row.to(device)).cpu()
+        *boundaries, _, codec, changed, self._at = rows[0].tolist()
+        if mine is None or not rows[:, -4].all():
+            return None
+        return replace(
+            mine,
+            boundaries=tuple(each for each in boundaries if each >= 0),
+            compress=codecs[codec] if self._codecs else mine.compress,
+            changed=bool(changed),
+        )
+
+
+def check_agreed(transport: Transport, digest: bytes, device: torch.device) -> None:
+    """All ranks are about to cut alike.
 
     Raises:
-        EngineError: fewer than two sizes, a time that is none, or times that do not grow with size.
-
-    Source: Theil (1950) and Sen (1968) for the slope.
+        EngineError: a rank is not; sums of unlike buckets would be wrong without any error.
     """
-    by_size: dict[int, list[float]] = {}
-    for nbytes, seconds in samples:
-        if not (nbytes >= 0 and np.isfinite(seconds) and seconds > 0):
-            raise EngineError(f"a transfer of {nbytes} bytes in {seconds} s", hint="measure the link again")
-        by_size.setdefault(nbytes, []).append(seconds)
-    if len(by_size) < 2:
+    rows = transport.exchange(torch.tensor(list(digest), dtype=torch.uint8, device=device))
+    odd = (rows != rows[0]).any(dim=1).nonzero().view(-1).tolist()
+    if odd:
         raise EngineError(
-            f"a link's line needs transfers of two sizes or more, and has {len(by_size)}",
-            hint="time transfers of another size as well",
+            f"ranks {odd} would cut other buckets than rank 0",
+            hint="give the bucket size, like bucket='2MB', and report this as a bug",
         )
-    sizes = np.array(sorted(by_size), dtype=np.float64)
-    times = np.array([np.median(by_size[int(size)]) for size in sizes])
-    first, second = np.triu_indices(len(sizes), k=1)
-    apart = sizes[second] - sizes[first]
-    slope = _weighted_median((times[second] - times[first]) / apart, apart)
-    if slope <= 0:
-        raise EngineError("larger transfers took no longer than small ones", hint="time larger ones as well")
-    latency = max(0.0, _weighted_median(times - slope * sizes, 1 / times))
-    return LinkFit(
-        link=Link(rate=1 / slope, latency=latency),
-        error=float(np.median(np.abs((latency + slope * sizes) / times - 1))),
-        num_samples=sum(map(len, by_size.values())),
-    )
 
 
-def plan_hash(boundaries: Sequence[int], names: Sequence[str], shapes: Sequence[Sequence[int]]) -> int:
-    """A signed 64-bit number that all ranks must agree on before they use a cut.
-
-    Two ranks that exchange unlike buckets of equal size get wrong sums without any error.
-
-    Args:
-        boundaries: index after each bucket's last tensor.
-        names: of the tensors, in the order in which they are cut.
-        shapes: of the same.
-
-    Raises:
-        EngineError: the boundaries do not rise to the number of tensors.
-    """
-    edges = [0, *boundaries]
-    if edges[-1] != len(names) or any(a >= b for a, b in itertools.pairwise(edges)):
-        raise EngineError(
-            f"borders {list(boundaries)} between {len(names)} tensors",
-            hint="give rising indices, of which the last is the number of tensors",
-        )
-    plan = [list(map(int, boundaries)), [[n, *map(int, s)] for n, s in zip(names, shapes, strict=True)]]
-    # `repr` quotes names, so that no name can look like the border between two others.
-    digest = hashlib.sha256(repr(plan).encode("utf-8", "surrogatepass")).digest()
-    return int.from_bytes(digest[:8], "big", signed=True)
+def _boundaries(buckets: Sequence[Bucket]) -> tuple[int, ...]:
+    ends, end = [], 0
+    for bucket in buckets:
+        end += len(bucket.slots)
+        ends.append(end)
+    return tuple(ends)
 
 
-def should_replan(
-    current: Timing, best: Timing, *, cost: float, least_gain: float = LEAST_GAIN, horizon: int = HORIZON
-) -> bool:
-    """Whether the best cut is worth changing to.
-
-    Only if its cycle is shorter by ``least_gain`` of the current one, and what ``horizon`` steps gain
-    exceeds ``cost``. Both timings must come from the same, latest measurement.
-
-    Args:
-        current: of the cut in use.
-        best: of the best cut.
-        cost: seconds that making the new buckets takes.
-        least_gain: share of the cycle.
-        horizon: steps.
-    """
-    gain = current.cycle - best.cycle
-    return gain >= least_gain * current.cycle and gain * horizon > cost
-
-
-def _weighted_median(values: Array, weights: Array) -> float:
-    order = np.argsort(values)
-    reached = np.cumsum(weights[order])
-    return float(values[order][np.searchsorted(reached, reached[-1] / 2)])
+def _line_facts(fit: LinkFit) -> dict[str, float]:
+    return {"latency": fit.link.latency, "bandwidth": fit.link.bandwidth, "error": fit.error}

@@ -14,7 +14,7 @@ import atexit
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,22 +22,29 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tonnage.engine.bucket import Bucket, ParameterSpec, cut_buckets, plan_hash
+from tonnage.engine.bucket import Bucket, ParameterSpec, buckets_at, cut_buckets, plan_hash
+from tonnage.engine.carry import hand_on
+from tonnage.engine.compress import AUTO_CODECS
 from tonnage.engine.record import StepLog
 from tonnage.engine.schedule import Hook, Schedule, ScheduleName, like, parameters_of
 from tonnage.engine.shard import EngineOptimizer, ShardedOptimizer, WholeOptimizer
-from tonnage.engine.squeeze import Compression
+from tonnage.engine.squeeze import Compression, is_power, probe_packing
 from tonnage.engine.transport import (
     Buffers,
+    Packing,
     Transport,
     check_same_plan,
     engine_group,
     link_level,
     open_transport,
 )
+from tonnage.engine.tune import Tuner, check_agreed
 from tonnage.errors import EngineError, RankFailure
 from tonnage.ledger import Ledger, from_bytes, to_bytes, write_ledger
 from tonnage.units import parse_size
+
+FIRST_CAP = 2_000_000
+"""Bytes of a bucket until something has been measured."""
 
 
 class DataParallel(nn.Module):
@@ -50,10 +57,14 @@ class DataParallel(nn.Module):
             as soon as its gradients are averaged, which hides more, but forbids clipping, gradient
             scaling and skipped steps; ``"allreduce"`` hides communication under the backward pass
             alone, and works with any optimizer.
-        bucket: bytes of gradients that travel as one, as a number or text like ``"2MB"``.
+        bucket: bytes of gradients that travel as one, as a number or text like ``"2MB"``; ``"auto"``
+            begins with 2 MB and cuts anew once a few steps have shown when gradients become ready and
+            what the links do.
         compress: what to send fewer bytes by: ``"lossless"``, ``"bf16"``, ``"fp16"``, ``"int8"``,
             ``"topk:0.01"`` (the part that is sent), ``"sign"``, or with ``schedule="allreduce"``
             ``"power:4"`` (PowerSGD's rank). What a lossy one leaves out is sent in later steps.
+            ``"auto"`` takes the least lossy of lossless, bf16 and int8 that hides under computation, or
+            none where compression does not pay.
         process_group: the ranks to train over; all of them by default.
         broadcast_buffers: hand rank 0's buffers (BatchNorm's statistics) to all before each training
             forward pass, as DDP does.
@@ -73,7 +84,7 @@ class DataParallel(nn.Module):
         module: nn.Module,
         *,
         schedule: ScheduleName = "shard",
-        bucket: int | str = "2MB",
+        bucket: int | str = "auto",
         compress: str | None = None,
         process_group: dist.ProcessGroup | None = None,
         broadcast_buffers: bool = True,
@@ -97,40 +108,21 @@ class DataParallel(nn.Module):
         device = _only_device(named)
         group = engine_group(process_group, device, timeout=timeout)
         world_size = group.size() if group is not None else 1
-        self._buckets = cut_buckets(
-            [
-                ParameterSpec(name=n, numel=p.numel(), dtype=str(p.dtype), itemsize=p.element_size())
-                for n, p in named
-            ],
-            cap=parse_size(bucket) if isinstance(bucket, str) else bucket,
-            world_size=world_size,
-        )
+        self._specs = [
+            ParameterSpec(name=n, numel=p.numel(), dtype=str(p.dtype), itemsize=p.element_size())
+            for n, p in named
+        ]
+        cap = FIRST_CAP if bucket == "auto" else parse_size(bucket) if isinstance(bucket, str) else bucket
+        self._buckets = cut_buckets(self._specs, cap=cap, world_size=world_size)
         if group is not None:
             names = [f"{n} {tuple(p.shape)} {p.dtype}" for n, p in named]
             check_same_plan(group, plan_hash(self._buckets), names, device)
-        dtypes = [self._trained[bucket.slots[0].index].dtype for bucket in self._buckets]
-        self._compression = (
-            Compression(
-                compress,
-                buckets=self._buckets,
-                shapes=[p.shape for p in self._trained],
-                dtypes=dtypes,
-                rank=group.rank(),
-                sharded=schedule != "allreduce",
-                device=_compressing(device),
-            )
-            if compress is not None and group is not None and world_size > 1
-            else None
-        )
+        self._sharded = schedule != "allreduce"
+        self._compress = None if compress == "auto" or world_size == 1 else compress
         self._transport = open_transport(group, device, timeout=timeout, hang_timeout=hang_timeout)
         self._log = StepLog(self._transport, link=link_level())
-        self._memory = _allocate(self._buckets, self._trained, sharded=schedule != "allreduce", device=device)
-        for own, dtype, memory in zip(self._buckets, dtypes, self._memory, strict=True):
-            if self._compression is not None:
-                memory.packing = self._compression.packing(own, dtype)
-            self._transport.add_bucket(memory)
-        # A rank that is ahead must not send into buckets that another has yet to lay out.
-        self._transport.exchange(torch.zeros(1, device=device))
+        self._compression = self._new_compression()
+        self._memory = self._new_memory()
         self._schedule = Schedule(
             module,
             [n for n, _ in named],
@@ -142,12 +134,12 @@ class DataParallel(nn.Module):
             name=schedule,
             find_unused=find_unused_parameters,
         )
+        self._tuner = self._new_tuner(schedule, cut=bucket == "auto", codec=compress == "auto")
         self._optimizer: EngineOptimizer | None = None
         self._hand_out(list(module.parameters()), "parameter", step=-1)
         self._hand_out(list(module.buffers()), "buffer", step=-1)
-        if self._compression is not None:
-            self._take_parameters()
-            module.register_load_state_dict_post_hook(Hook(self._take_parameters))
+        self._take_parameters()
+        module.register_load_state_dict_post_hook(Hook(self._take_parameters))
         self._close = _Closing(self._schedule, self._transport)
 
     # Training.
@@ -165,6 +157,9 @@ class DataParallel(nn.Module):
                 "a parameter was unfrozen after the model was wrapped, and would not be averaged",
                 hint="set requires_grad before tonnage.DataParallel(model)",
             )
+        self._schedule.end_last_update()
+        if self._tuner is not None and self._log.between_steps:
+            self._tune(self._tuner)
         self._schedule.begin_forward()
         if self._broadcast_buffers and self._schedule.synchronising:
             self._hand_out(list(self.module.buffers()), "buffer", step=self._log.step)
@@ -241,8 +236,8 @@ class DataParallel(nn.Module):
         return total
 
     def _take_parameters(self, *_: object) -> None:
-        assert self._compression is not None
-        self._compression.take_parameters(self._memory)
+        if self._compression is not None:
+            self._compression.take_parameters(self._memory)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients; see the optimizer's method of the same name."""
@@ -267,6 +262,111 @@ class DataParallel(nn.Module):
             self.wait()
         return super().named_parameters(*args, **kwargs)
 
+    # Laying out buckets.
+
+    def _new_compression(self) -> Compression | None:
+        if self._compress is None:
+            return None
+        return Compression(
+            self._compress,
+            buckets=self._buckets,
+            shapes=[p.shape for p in self._trained],
+            dtypes=self._dtypes(),
+            rank=self._transport.rank,
+            sharded=self._sharded,
+            device=_compressing(self._trained[0].device),
+        )
+
+    def _new_memory(self) -> list[Buffers]:
+        """Memory of all buckets, made known to the transport; the parameters move into it if they are sharded."""
+        memory = _allocate(self._buckets, self._trained, sharded=self._sharded)
+        for own, dtype, each in zip(self._buckets, self._dtypes(), memory, strict=True):
+            if self._compression is not None:
+                each.packing = self._compression.packing(own, dtype)
+            self._transport.add_bucket(each)
+        # A rank that is ahead must not send into buckets that another has yet to lay out.
+        self._transport.exchange(torch.zeros(1, device=self._trained[0].device))
+        return memory
+
+    def _dtypes(self) -> list[torch.dtype]:
+        return [self._trained[bucket.slots[0].index].dtype for bucket in self._buckets]
+
+    def _new_tuner(self, schedule: ScheduleName, *, cut: bool, codec: bool) -> Tuner | None:
+        # PowerSGD's work depends on the shapes in a bucket, which no line over bytes tells.
+        codecs = AUTO_CODECS if codec and self._trained[0].device.type == "cpu" else ()
+        if self._transport.world_size == 1 or not (cut or codecs) or is_power(self._compress):
+            return None
+        return Tuner(
+            self._transport,
+            self._specs,
+            schedule,
+            cut=cut,
+            codecs=codecs,
+            packing=self._probe_packing,
+        )
+
+    def _probe_packing(self, compress: str | None, numel: int) -> Packing | None:
+        if compress is None:
+            return None
+        parameter = self._trained[0]
+        return probe_packing(
+            compress,
+            parameter.dtype,
+            numel=numel,
+            world_size=self._transport.world_size,
+            sharded=self._sharded,
+            device=parameter.device,
+        )
+
+    def _tune(self, tuner: Tuner) -> None:
+        """Between two steps: observe the one that begins, or choose buckets by what was seen."""
+        step = self._log.step
+        if tuner.due(step):
+            self._schedule.observer = None
+            self._choose(tuner, step)
+        self._schedule.observer = tuner.watch(step)
+
+    def _choose(self, tuner: Tuner, step: int) -> None:
+        self.drain()
+        begun, sent = self._transport.stamp(), self._transport.sent_nbytes
+        step_seconds = self._log.last_seconds()
+        self._transport.clear_buckets()
+        largest = max(self._memory, key=lambda each: each.gradient.numel()).gradient
+        tuning = tuner.choose(step, self._buckets, self._compress, values=largest, step_seconds=step_seconds)
+        if tuning is None or not tuning.changed:
+            for each in self._memory:
+                self._transport.add_bucket(each)
+            self._transport.exchange(torch.zeros(1, device=largest.device))
+        else:
+            del largest
+            self._lay_out(tuning.boundaries, tuning.compress)
+        self._log.tuned(self._transport.sent_nbytes - sent, begun, self._transport.stamp(), step=-1)
+
+    def _lay_out(self, boundaries: Sequence[int], compress: str | None) -> None:
+        """Move everything into other buckets; the transport has none, and nothing is under way."""
+        old = self._compression
+        world_size = self._transport.world_size
+        self._buckets = buckets_at(self._specs, boundaries, world_size=world_size)
+        check_agreed(self._transport, plan_hash(self._buckets), self._trained[0].device)
+        self._compress = compress
+        self._compression = self._new_compression()
+        self._memory = []  # what lay there is freed as soon as its parameters have moved on
+        self._memory = self._new_memory()
+        self._schedule.lay_out(self._buckets, self._memory)
+        exact: list[torch.Tensor] = []
+        if old is not None:
+            exact = old.exact_shards(self._transport, self._buckets)
+        if self._compression is not None:
+            self._take_parameters()
+            if old is not None:
+                self._compression.carry(old, self._transport)
+        elif exact:
+            hand_on(self._transport, exact, self._memory)
+        if isinstance(self._optimizer, ShardedOptimizer):
+            self._optimizer.move_to(self._buckets, self._memory, self._compression, self._transport)
+        elif isinstance(self._optimizer, WholeOptimizer):
+            self._optimizer.compression = self._compression
+
     # What was measured.
 
     def ledger(self, facts: Mapping[str, Any] | None = None) -> Ledger | None:
@@ -278,6 +378,9 @@ class DataParallel(nn.Module):
         }
         if self._compression is not None:
             shape["compress"] = self._compression.name
+        if self._tuner is not None and self._tuner.tunings:
+            shape["tuning"] = [each.facts() for each in self._tuner.tunings]
+            shape["notes"] = [each.text() for each in self._tuner.tunings if each.changed]
         own = self._log.ledger({"run": "tonnage", **shape, **dict(facts or {})})
         parts = self._transport.gather_bytes(to_bytes(own))
         return None if parts is None else Ledger.gather([from_bytes(part) for part in parts])
@@ -334,11 +437,10 @@ def _compressing(device: torch.device) -> torch.device:
     return device
 
 
-def _allocate(
-    buckets: tuple[Bucket, ...], parameters: list[nn.Parameter], *, sharded: bool, device: torch.device
-) -> list[Buffers]:
+def _allocate(buckets: tuple[Bucket, ...], parameters: list[nn.Parameter], *, sharded: bool) -> list[Buffers]:
     """The flat memory of each bucket; when sharded, the parameters move into it."""
     memory = []
+    device = parameters[0].device
     for bucket in buckets:
         dtype = parameters[bucket.slots[0].index].dtype
         buffers = Buffers(

@@ -67,6 +67,11 @@ class ErrorFeedback:
         assert begin <= start <= stop <= end
         return self._flat[index][start - begin : stop - begin]
 
+    @property
+    def flats(self) -> list[torch.Tensor]:
+        """The residuals themselves, one a bucket."""
+        return self._flat
+
     def nbytes(self) -> int:
         """Memory that the residuals take."""
         return sum(flat.nbytes for flat in self._flat)

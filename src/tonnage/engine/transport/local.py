@@ -17,6 +17,7 @@ class LocalTransport:
         self.world_size = 1
         self.ordered = False
         self.updates_early = False
+        self.sent_nbytes = 0
         self._clock = clock
         self._buckets: list[Buffers] = []
 
@@ -32,6 +33,10 @@ class LocalTransport:
     def add_bucket(self, buffers: Buffers) -> None:
         """Remember it."""
         self._buckets.append(buffers)
+
+    def clear_buckets(self) -> None:
+        """Forget them."""
+        self._buckets.clear()
 
     def wrote(self, index: int) -> None:
         """Nothing to note."""

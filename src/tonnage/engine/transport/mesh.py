@@ -112,6 +112,10 @@ class Mesh:
         """
         self._links[peer].placed[key] = memory, exact
 
+    def unplace(self, peer: int, key: int) -> None:
+        """No message of ``peer`` comes under ``key`` any more."""
+        self._links[peer].placed.pop(key, None)
+
     def send(self, peer: int, message: Outgoing, priority: int) -> None:
         """Queue a message; smaller priorities go first, equal ones in their order."""
         link = self._links[peer]

@@ -35,6 +35,7 @@ class NcclTransport:
         self.world_size = group.size()
         self.ordered = True
         self.updates_early = False
+        self.sent_nbytes = 0
         self._group = group
         self._device = device
         self._stream = torch.cuda.Stream(device, priority=-1)
@@ -62,6 +63,12 @@ class NcclTransport:
         """Remember its memory."""
         self._buckets.append(buffers)
         self._writers.append(set())
+
+    def clear_buckets(self) -> None:
+        """Forget their memory, when nothing works on it any more."""
+        self._stream.synchronize()
+        self._buckets.clear()
+        self._writers.clear()
 
     def wrote(self, index: int) -> None:
         """A gradient was written on the current stream; the transfer will wait for it."""
@@ -130,6 +137,7 @@ class NcclTransport:
     def exchange(self, values: torch.Tensor) -> torch.Tensor:
         """All-gather a small vector, ordered after what the compute stream did."""
         out = values.new_empty(self.world_size * values.numel())
+        self.sent_nbytes += (self.world_size - 1) * values.nbytes
         self._on_stream(lambda: _all_gather(out, values.contiguous(), group=self._group, async_op=True))
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
         return out.view(self.world_size, -1)
@@ -160,6 +168,7 @@ class NcclTransport:
         for stream in self._writers[index]:
             self._stream.wait_stream(stream)
         self._writers[index].clear()
+        self.sent_nbytes += wire
         ticket = Ticket(leg, buffers.label, buffers.gradient.nbytes, wire, 0)
         ticket.start, ticket.stop = self._on_stream(issue)
         return ticket

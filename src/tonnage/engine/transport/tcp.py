@@ -87,6 +87,7 @@ class TcpTransport:
         self.world_size = world_size
         self.ordered = False
         self.updates_early = True
+        self.sent_nbytes = 0
         self._health = health
         self._timeout = timeout
         self._clock = clock
@@ -130,6 +131,19 @@ class TcpTransport:
             self._leg_of[gradients] = bucket, bucket.gradients
             self._leg_of[whole] = bucket, bucket.whole
             self._buckets.append(bucket)
+
+    def clear_buckets(self) -> None:
+        """Forget them, and where messages of others land.
+
+        A rank that is ahead may send into buckets laid out anew only when all ranks have laid them out:
+        there must be an exchange between that and the first transfer.
+        """
+        with self._changed:
+            for key in self._leg_of:
+                for peer in self._peers:
+                    self._mesh.unplace(peer, key)
+            self._leg_of.clear()
+            self._buckets.clear()
 
     def wrote(self, index: int) -> None:
         """On the CPU a write is over when its call returns."""
@@ -180,7 +194,7 @@ class TcpTransport:
         key = self._next_mail()
         mine = _bytes_of(values.contiguous())
         for peer in self._peers:
-            self._mesh.send(peer, Outgoing(key, mine), _URGENT)
+            self._hand_over(peer, Outgoing(key, mine), _URGENT)
         rows = [
             values if r == self.rank else _tensor(self._receive(r, key), values)
             for r in range(self.world_size)
@@ -197,7 +211,7 @@ class TcpTransport:
                 tensor.copy_(_tensor(self._receive(above, key), tensor))
             sent = tensor.clone(memory_format=torch.contiguous_format)
             for peer in children(self.rank, self.world_size):
-                self._mesh.send(peer, Outgoing(key, _bytes_of(sent)), _URGENT)
+                self._hand_over(peer, Outgoing(key, _bytes_of(sent)), _URGENT)
             wire += broadcast_wire_nbytes(tensor.nbytes, rank=self.rank, world_size=self.world_size)
         return wire
 
@@ -205,7 +219,7 @@ class TcpTransport:
         """Everybody's bytes on rank 0."""
         key = self._next_mail()
         if self.rank:
-            self._mesh.send(0, Outgoing(key, memoryview(data)), _URGENT)
+            self._hand_over(0, Outgoing(key, memoryview(data)), _URGENT)
             return None
         return [data, *(bytes(self._receive(peer, key)) for peer in range(1, self.world_size))]
 
@@ -240,6 +254,11 @@ class TcpTransport:
         with self._changed:
             self._lost.setdefault(peer, reason)
             self._changed.notify_all()
+
+    def _hand_over(self, peer: int, message: Outgoing, priority: int) -> None:
+        with self._changed:
+            self.sent_nbytes += len(message.memory)
+        self._mesh.send(peer, message, priority)
 
     # Legs.
 
@@ -339,7 +358,7 @@ class TcpTransport:
                     self._changed.notify_all()
 
         for peer, memory in sends:
-            self._mesh.send(peer, Outgoing(leg.key, memory, begun, done), ticket.priority)
+            self._hand_over(peer, Outgoing(leg.key, memory, begun, done), ticket.priority)
 
     def _complete_if_whole(self, bucket: _Bucket, leg: _Leg) -> None:
         ticket = leg.ticket

@@ -72,13 +72,15 @@ class Transport(Protocol):
     """Moves buckets between ranks. One thread or stream issues everything.
 
     ``ordered`` says that all ranks must start their transfers in the same order; ``updates_early`` that
-    ``then`` runs as soon as the gradients are there, beside the computation.
+    ``then`` runs as soon as the gradients are there, beside the computation; ``sent_nbytes`` counts what
+    this rank was given to send, in buckets and exchanges.
     """
 
     rank: int
     world_size: int
     ordered: bool
     updates_early: bool
+    sent_nbytes: int
 
     def stamp(self) -> object:
         """The present moment of the compute stream, to be resolved by :meth:`seconds`."""
@@ -90,6 +92,10 @@ class Transport(Protocol):
 
     def add_bucket(self, buffers: Buffers) -> None:
         """Make a bucket known; called for each in order, before any transfer."""
+        ...
+
+    def clear_buckets(self) -> None:
+        """Forget all buckets; every transfer has been received and sent by then, on this rank."""
         ...
 
     def wrote(self, index: int) -> None:

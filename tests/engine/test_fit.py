@@ -1,18 +1,14 @@
-"""The fit stands outliers, the hash tells plans apart, and no plan is changed for noise."""
+"""The fit stands outliers."""
 
 from __future__ import annotations
-
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tonnage.engine.tune import fit_link, plan_hash, should_replan
+from tonnage.engine.fit import fit_link
 from tonnage.errors import EngineError
-from tonnage.plan import Timing
 
 SIZES = [2**k for k in range(10, 26)]
 
@@ -65,38 +61,3 @@ def test_a_line_that_is_found_rises_and_starts_at_zero_or_later(samples):
 def test_samples_that_show_no_line_are_refused(samples, what):
     with pytest.raises(EngineError, match=what):
         fit_link(samples)
-
-
-@given(st.lists(st.tuples(st.text(), st.lists(st.integers(0, 9), max_size=3)), min_size=2, max_size=6))
-def test_plans_that_differ_in_anything_hash_differently(tensors):
-    names, shapes = [name for name, _ in tensors], [shape for _, shape in tensors]
-    count = len(names)
-    hashes = [plan_hash((count,), names, shapes), plan_hash((1, count), names, shapes)]
-    swapped = [names[1], names[0], *names[2:]], [shapes[1], shapes[0], *shapes[2:]]
-    if swapped != (names, shapes):
-        hashes.append(plan_hash((count,), *swapped))
-    assert len(set(hashes)) == len(hashes)
-    assert all(-(2**63) <= each < 2**63 for each in hashes)
-
-
-def test_another_process_hashes_alike():
-    code = "from tonnage.engine.tune import plan_hash; print(plan_hash([1, 2], ['a', 'b'], [(2, 3), ()]))"
-    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert int(other.stdout) == plan_hash((1, 2), ["a", "b"], [[2, 3], []])
-
-
-def test_borders_that_do_not_fit_the_tensors_have_no_hash():
-    with pytest.raises(EngineError, match="borders"):
-        plan_hash((1, 3), ["a", "b"], [(), ()])
-
-
-def lasting(seconds):
-    return Timing(reduced=seconds, forward=0.0, exposed=0.0, num_buckets=1)
-
-
-@pytest.mark.parametrize(
-    ("best", "cost", "worth"),
-    [(1.0, 0.0, False), (0.98, 0.0, False), (0.9, 1.0, True), (0.9, 101.0, False), (1.1, 0.0, False)],
-)
-def test_a_plan_is_changed_only_for_what_it_earns(best, cost, worth):
-    assert should_replan(lasting(1.0), lasting(best), cost=cost) is worth
