@@ -113,7 +113,8 @@ class Tuning:
         )
         return (
             f"Measured before step {self.step}: {did}, {gain}; a bucket costs {format_time(link.latency)} and "
-            f"moves at {format_rate(link.bandwidth)}" + (f". {self.reason}" if self.reason else "")
+            f"moves at {format_rate(link.bandwidth)}"
+            + (f". {self.reason[:1].upper()}{self.reason[1:]}" if self.reason else "")
         )
 
 

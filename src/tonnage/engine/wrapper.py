@@ -25,6 +25,7 @@ from torch import nn
 from tonnage.engine.bucket import Bucket, ParameterSpec, buckets_at, cut_buckets, plan_hash
 from tonnage.engine.carry import hand_on
 from tonnage.engine.compress import AUTO_CODECS
+from tonnage.engine.explain import explain
 from tonnage.engine.record import StepLog
 from tonnage.engine.schedule import Hook, Schedule, ScheduleName, like, parameters_of
 from tonnage.engine.shard import EngineOptimizer, ShardedOptimizer, WholeOptimizer
@@ -118,6 +119,7 @@ class DataParallel(nn.Module):
             names = [f"{n} {tuple(p.shape)} {p.dtype}" for n, p in named]
             check_same_plan(group, plan_hash(self._buckets), names, device)
         self._sharded = schedule != "allreduce"
+        self._schedule_name: ScheduleName = schedule
         self._compress = None if compress == "auto" or world_size == 1 else compress
         self._transport = open_transport(group, device, timeout=timeout, hang_timeout=hang_timeout)
         self._log = StepLog(self._transport, link=link_level())
@@ -380,10 +382,21 @@ class DataParallel(nn.Module):
             shape["compress"] = self._compression.name
         if self._tuner is not None and self._tuner.tunings:
             shape["tuning"] = [each.facts() for each in self._tuner.tunings]
-            shape["notes"] = [each.text() for each in self._tuner.tunings if each.changed]
+            shape["notes"] = [each.text() for each in self._tuner.tunings]
         own = self._log.ledger({"run": "tonnage", **shape, **dict(facts or {})})
         parts = self._transport.gather_bytes(to_bytes(own))
         return None if parts is None else Ledger.gather([from_bytes(part) for part in parts])
+
+    def explain(self) -> str:
+        """What bounds this rank now, in words: where a step's time goes, why, and what to change."""
+        self.drain()
+        tunings = self._tuner.tunings if self._tuner is not None else []
+        return explain(
+            self._log.ledger({}),
+            schedule=self._schedule_name,
+            compress=self._compress,
+            tuning=tunings[-1] if tunings else None,
+        )
 
     def save_ledger(self, path: str | Path, facts: Mapping[str, Any] | None = None) -> None:
         """Write :meth:`ledger` to a file, from rank 0. All ranks must call it together."""
