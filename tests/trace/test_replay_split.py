@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
+from tonnage.ledger import bus_factor
 from tonnage.trace import Job, split
-from tonnage.trace.replay_split import _busbw
+from tonnage.trace.replay_split import moving_speed
 
 Jobs = Callable[[str], Job]
 
@@ -26,7 +27,7 @@ def test_dlrm_waits_for_rank_7(job: Jobs) -> None:
 def test_bus_bandwidth_is_that_of_moving_alone(job: Jobs) -> None:
     made = job("dlrm_v100_8ranks")
     (large,) = [each for each in made.transfers if each.nbytes == 1_576_964]
-    assert _busbw(made, large) == pytest.approx(31.7e9, rel=0.05)
+    assert moving_speed(made, large) * bus_factor("all-reduce", 8) == pytest.approx(31.7e9, rel=0.05)
 
 
 def test_rank_3_came_last_to_the_first_bucket_of_every_step(job: Jobs) -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tonnage.trace.events import Bools, Collectives, Events, Int64s, Step
+from tonnage.trace.events import Bools, Collectives, Events, Group, Int64s, Step
 from tonnage.trace.graph import Builder, Graph, Moment, Why
 
 _PAUSE = 20_000
@@ -45,6 +45,9 @@ class Work:
         copy: whether an event is a copy or fill on the device.
         steps: its training steps.
         offset: nanoseconds to add to its clock.
+        offset_error: nanoseconds by which that may be off.
+        groups: the process groups that its file declares.
+        world_size: ranks of the job, 0 if its file doesn't say.
     """
 
     events: Events
@@ -53,6 +56,9 @@ class Work:
     copy: Bools
     steps: tuple[Step, ...]
     offset: int
+    offset_error: int = 0
+    groups: tuple[Group, ...] = ()
+    world_size: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,13 +5,24 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from tonnage.trace.build import Work
-from tonnage.trace.events import Bools, BytesBasis, Collectives, Events, Int64s, RankTrace, Step, Trace
+from tonnage.trace.clocks import clock_offsets
+from tonnage.trace.events import (
+    Bools,
+    BytesBasis,
+    Collectives,
+    Events,
+    Int64s,
+    RankTrace,
+    Step,
+    Trace,
+)
 
 Meets = tuple[tuple[tuple[int, int], ...], ...]
 """For each collective that several ranks took part in: position of the rank, number of its transfer."""
@@ -20,6 +31,9 @@ _KERNEL = re.compile(
     r"nccl|rccl|hccl|oneccl|msccl|deep_?ep|(internode|intranode)::|nvshmem|all_?reduce", re.I
 )
 _COPY = re.compile(r"^(memcpy|memset|hip_?mem|dma|copybuffer)", re.I)
+_NO_WORK = re.compile(r"^event_(wait|record)$")
+"""Rows of a stream that stand for its waiting, as MTIA writes them: never busy time."""
+
 _OPS = (
     ("all-reduce", re.compile(r"all_?reduce", re.I)),
     ("reduce-scatter", re.compile(r"reduce_?scatter", re.I)),
@@ -42,18 +56,11 @@ _BYTES = (
 def works(trace: Trace) -> tuple[tuple[Work, ...], Meets]:
     """Each rank's work, and the collectives that several of them took part in."""
     found = [_work(each) for each in trace.ranks]
-    meets = matched([each.collectives for each in found])
-    offsets = clock_offsets([each.collectives for each in found], meets)
+    meets = matched([each.collectives for each in found], _peers(trace.ranks))
+    clocks = clock_offsets([each.collectives for each in found], meets)
     shifted = tuple(
-        Work(
-            events=each.events,
-            collectives=each.collectives,
-            compute=each.compute,
-            copy=each.copy,
-            steps=each.steps,
-            offset=offset,
-        )
-        for each, offset in zip(found, offsets, strict=True)
+        replace(each, offset=clock.offset, offset_error=clock.error)
+        for each, clock in zip(found, clocks, strict=True)
     )
     return shifted, meets
 
@@ -63,9 +70,14 @@ def element_size(dtype: str) -> int:
     return next((size for size, name in _BYTES if name.search(dtype)), 0)
 
 
-def matched(ranks: Sequence[Collectives]) -> Meets:
+Peers = Sequence[Mapping[tuple[str, int], tuple[int, ...]]]
+"""For each position, the ranks of each group that its file declares, by name and size."""
+
+
+def matched(ranks: Sequence[Collectives], peers: Peers | None = None) -> Meets:
     """Collectives of several ranks: by the group's own count where it is written, else by order.
 
+    Groups of one name and size on different ranks are one group, unless their files list other ranks.
     A send and its receive have different partners on every rank, and are left as they are.
     """
     rows: dict[tuple[object, ...], list[tuple[int, int]]] = {}
@@ -74,39 +86,36 @@ def matched(ranks: Sequence[Collectives]) -> Meets:
         for i, op in enumerate(table.op):
             if op in ("send", "recv"):
                 continue
-            key = (op, table.group[i], int(table.group_size[i]))
+            group = (table.group[i], int(table.group_size[i]))
+            key = (op, *group, _of_group(peers, position, group))
             number = count[key] = count.get(key, -1) + 1
             by = ("seq", int(table.seq[i])) if table.seq[i] >= 0 else ("order", number)
             rows.setdefault((*key, by), []).append((position, i))
     return tuple(tuple(members) for members in rows.values() if len({r for r, _ in members}) > 1)
 
 
-def clock_offsets(ranks: Sequence[Collectives], meets: Meets) -> tuple[int, ...]:
-    """Nanoseconds to add to each rank's clock so that collectives end at once, by the median."""
-    apart: list[list[int]] = [[] for _ in ranks]
-    for members in meets:
-        first = min(members)
-        if first[0] != 0:
-            continue
-        end = int(ranks[0].stop[first[1]])
-        for rank, i in members:
-            apart[rank].append(end - int(ranks[rank].stop[i]))
-    # Ranks of one host share a clock: what is within the spread of the ends is no offset.
-    return tuple(_offset(each) for each in apart)
+def _of_group(peers: Peers | None, position: int, group: tuple[str, int]) -> tuple[int, ...]:
+    """Which of the groups of this name: its ranks where files differ, nothing where they agree."""
+    if peers is None:
+        return ()
+    declared = {each[group] for each in peers if each.get(group)}
+    if len(declared) < 2:
+        return ()
+    # A file that lists no ranks (profilers cut long lists) leaves its rank in the first group.
+    return peers[position].get(group) or min(declared)
 
 
-def _offset(apart: Sequence[int]) -> int:
-    if not apart:
-        return 0
-    middle = float(np.median(apart))
-    spread = float(np.median(np.abs(np.asarray(apart) - middle)))
-    return 0 if abs(middle) < max(4 * spread, 1_000_000) else round(middle)
+def _peers(ranks: Sequence[RankTrace]) -> Peers:
+    return [
+        {(group.name, group.size or len(group.ranks)): group.ranks for group in each.groups} for each in ranks
+    ]
 
 
 def _work(trace: RankTrace) -> Work:
-    events = trace.events
+    events = _host_calls(trace.events)
     device = events.stream >= 0
-    kernels = device & ~events.where_category(lambda c: "annotation" in c or "runtime" in c or "sync" in c)
+    kernels = device & ~events.where_category(lambda c: "annotation" in c or "sync" in c)
+    kernels &= ~events.where_name(lambda name: bool(_NO_WORK.match(name)))
     copy = kernels & events.where_name(lambda name: bool(_COPY.match(name)))
     moves = kernels & ~copy & events.where_name(lambda name: bool(_KERNEL.search(name)))
     if not moves.any():
@@ -121,6 +130,20 @@ def _work(trace: RankTrace) -> Work:
         copy=copy,
         steps=steps,
         offset=0,
+        groups=trace.groups,
+        world_size=trace.world_size,
+    )
+
+
+def _host_calls(events: Events) -> Events:
+    """The events, with runtime calls on the host even where their arguments name a stream, as HIP's do."""
+    calls = events.where_category(lambda c: "runtime" in c or "driver" in c) & (events.stream >= 0)
+    if not calls.any():
+        return events
+    return replace(
+        events,
+        stream=np.where(calls, -1, events.stream),
+        device=np.where(calls, -1, events.device).astype(np.int32),
     )
 
 
@@ -171,17 +194,20 @@ def _step_of(at: Int64s, steps: Sequence[Step]) -> Int64s:
 
 
 def _op(told: dict[str, Any], name: str) -> str:
+    """A word of the ledger's ``OPS``; "unknown" where neither arguments nor name say what it is."""
     for text in (str(told.get("Collective name", "")), str(told.get("annotation", "")), name):
         for op, pattern in _OPS:
             if pattern.search(text):
                 return op
-    return "wait"
+    return "wait" if told.get("Collective name") == "wait" else "unknown"
 
 
 def _payload(told: dict[str, Any], op: str, group_size: int) -> tuple[int, BytesBasis, str]:
     """Bytes, where they come from, and the element type."""
-    if op == "barrier" or group_size == 1:
+    if op in ("barrier", "wait") or group_size == 1:
         return 0, "none", ""
+    if "Ledger bytes" in told:
+        return int(told["Ledger bytes"]), "ledger", ""
     dtype = str(told.get("dtype", ""))
     whole = group_size if op in ("all-gather", "reduce-scatter") else 1
     if "In msg nelems" in told and element_size(dtype):

@@ -66,6 +66,11 @@ class Transfer:
         """Op, group and size of the group."""
         return self.op, self.group, self.group_size
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all ranks of the group are there: only then is what isn't waiting moving."""
+        return self.is_met and len(self.members) >= self.group_size
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
