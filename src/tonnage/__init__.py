@@ -14,6 +14,9 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from tonnage.engine import DataParallel as DataParallel
     from tonnage.engine import LocalSteps as LocalSteps
+    from tonnage.engine import init_process_group as init_process_group
+    from tonnage.engine import load_checkpoint as load_checkpoint
+    from tonnage.engine import save_checkpoint as save_checkpoint
     from tonnage.errors import TonnageError as TonnageError
     from tonnage.ledger import Ledger as Ledger
 
@@ -22,9 +25,21 @@ _HOMES = {
     "Ledger": "tonnage.ledger",
     "LocalSteps": "tonnage.engine",
     "TonnageError": "tonnage.errors",
+    "init_process_group": "tonnage.engine",
+    "load_checkpoint": "tonnage.engine",
+    "save_checkpoint": "tonnage.engine",
 }
 
-__all__ = ["DataParallel", "Ledger", "LocalSteps", "TonnageError", "__version__"]
+__all__ = [
+    "DataParallel",
+    "Ledger",
+    "LocalSteps",
+    "TonnageError",
+    "__version__",
+    "init_process_group",
+    "load_checkpoint",
+    "save_checkpoint",
+]
 
 
 def __getattr__(name: str) -> object:

@@ -153,6 +153,11 @@ def buckets_at(
     return tuple(buckets)
 
 
+def boundaries_of(buckets: Sequence[Bucket]) -> list[int]:
+    """The boundaries at which :func:`buckets_at` cuts these."""
+    return list(itertools.accumulate(len(bucket.slots) for bucket in buckets))
+
+
 def plan_hash(buckets: Sequence[Bucket]) -> bytes:
     """32 bytes that differ when two ranks would cut differently; equal plans hash alike everywhere.
 

@@ -8,13 +8,13 @@ many bytes as handing out the values once.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from tonnage.engine.bucket import Bucket
+from tonnage.engine.bucket import Bucket, Slot
 from tonnage.engine.transport import Buffers, Transport
 from tonnage.errors import EngineError
 
@@ -34,6 +34,11 @@ class Segment:
     first: int
     tensor: torch.Tensor
     optimizer: torch.optim.Optimizer
+
+    def state(self) -> Mapping[str, Any]:
+        """What the optimizer knows of it; nothing before its first step."""
+        known: Mapping[str, Any] = self.optimizer.state.get(self.tensor, {})
+        return known
 
 
 def carry_shards(
@@ -86,26 +91,56 @@ def carry_state(
     Raises:
         EngineError: an optimizer keeps something else for an element than numbers.
     """
-    own: dict[int, list[Segment]] = {}
-    for segment in old:
-        own.setdefault(segment.index, []).append(segment)
     wanted: dict[int, list[Segment]] = {}
     for segment in new:
         wanted.setdefault(segment.index, []).append(segment)
+    for slot, name, value in _everything(transport, buckets, old):
+        for segment in wanted.get(slot.index, ()):
+            state = segment.optimizer.state[segment.tensor]
+            part = slice(segment.first, segment.first + segment.tensor.numel())
+            elements = isinstance(value, torch.Tensor) and value.dim() > 0
+            state[name] = _own(value[part] if elements else value)
+
+
+def whole_state(
+    transport: Transport, buckets: Sequence[Bucket], segments: Iterable[Segment]
+) -> dict[int, dict[str, Any]]:
+    """On rank 0 what all optimizers know, by parameter, flat and in the host's memory; elsewhere nothing.
+
+    All ranks call it together.
+
+    Raises:
+        EngineError: an optimizer keeps something else for an element than numbers.
+    """
+    found: dict[int, dict[str, Any]] = {}
+    for slot, name, value in _everything(transport, buckets, segments):
+        if transport.rank == 0:
+            kept = value.cpu() if isinstance(value, torch.Tensor) else value
+            found.setdefault(slot.index, {})[name] = _own(kept)
+    return found
+
+
+def _everything(
+    transport: Transport, buckets: Sequence[Bucket], segments: Iterable[Segment]
+) -> Iterator[tuple[Slot, str, Any]]:
+    """Each parameter's values of each kind that any rank has, one bucket and kind at a time."""
+    own: dict[int, list[Segment]] = {}
+    for segment in segments:
+        own.setdefault(segment.index, []).append(segment)
     kinds = _kinds(transport, [s for each in own.values() for s in each])
     for bucket in buckets:
         for name, kind in kinds.items():
-            _carry(transport, bucket, name, kind, own, wanted)
+            for slot, value in _of_bucket(transport, bucket, name, kind, own):
+                yield slot, name, value
 
 
-def _carry(
+def _of_bucket(
     transport: Transport,
     bucket: Bucket,
     name: str,
     kind: Mapping[str, str],
     own: Mapping[int, list[Segment]],
-    wanted: Mapping[int, list[Segment]],
-) -> None:
+) -> Iterator[tuple[Slot, Any]]:
     start, _ = bucket.shard(transport.rank)
     dtype = _dtype(kind["dtype"])
     device = torch.device(kind["device"])
@@ -115,7 +150,7 @@ def _carry(
     known = torch.zeros(len(bucket.slots), dtype=torch.uint8, device=device)
     for number, slot in enumerate(bucket.slots):
         for segment in own.get(slot.index, ()):
-            value = segment.optimizer.state.get(segment.tensor, {}).get(name)
+            value = segment.state().get(name)
             if value is None:
                 continue
             known[number] = 1
@@ -129,21 +164,22 @@ def _carry(
         ranks = told[:, number].nonzero().view(-1).tolist()
         if not ranks:
             continue
-        for segment in wanted.get(slot.index, ()):
-            state = segment.optimizer.state[segment.tensor]
-            if elements:
-                begin = slot.offset + segment.first
-                state[name] = rows.view(-1)[begin : begin + segment.tensor.numel()].clone()
-            else:
-                value = rows[ranks[0], number].clone()
-                state[name] = value if kind["form"] == "scalar" else _number(value, kind["form"])
+        if elements:
+            yield slot, rows.view(-1)[slot.offset : slot.offset + slot.numel]
+        else:
+            value = rows[ranks[0], number].clone()
+            yield slot, value if kind["form"] == "scalar" else _number(value, kind["form"])
+
+
+def _own(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
 
 
 def _kinds(transport: Transport, segments: Iterable[Segment]) -> dict[str, dict[str, str]]:
     """What is kept for a segment, by name, on any rank."""
     mine: dict[str, dict[str, str]] = {}
     for segment in segments:
-        for name, value in segment.optimizer.state.get(segment.tensor, {}).items():
+        for name, value in segment.state().items():
             mine[name] = _kind(name, value, segment)
     device = torch.device("cpu") if transport.world_size == 1 else None
     merged: dict[str, dict[str, str]] = {}
@@ -181,6 +217,8 @@ def _dtype(name: str) -> torch.dtype:
 def everybodys(transport: Transport, data: bytes, device: torch.device | None = None) -> list[bytes]:
     """The bytes of every rank, on every rank."""
     lengths = transport.exchange(torch.tensor([len(data)], device=device)).view(-1).tolist()
+    if not any(lengths):
+        return [b""] * len(lengths)
     padded = torch.zeros(max(lengths), dtype=torch.uint8)
     padded[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else 0
     rows = transport.exchange(padded.to(device) if device is not None else padded).cpu()

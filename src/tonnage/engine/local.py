@@ -234,7 +234,7 @@ class LocalSteps:
                 hint="give compress=… as it was when the state was saved",
             )
         if self._compression is not None:
-            self._compression.load_state_dict(state["compression"])
+            self._compression.load_state_dict([state["compression"]])
         self.step = state["step"]
         for fragment, (place,) in zip(self._fragments, due, strict=True):
             fragment.settled = -1

@@ -7,18 +7,33 @@ segments just what it would compute on whole parameters.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from tonnage.engine.bucket import Bucket
-from tonnage.engine.carry import Segment, carry_state
+from tonnage.engine.bucket import Bucket, boundaries_of
+from tonnage.engine.carry import Segment, carry_state, whole_state
 from tonnage.engine.schedule import Schedule
 from tonnage.engine.squeeze import Compression
+from tonnage.engine.state import (
+    FORMAT,
+    Piece,
+    channels_last,
+    check_layout,
+    filled,
+    is_part,
+    is_whole,
+    pieces_of_parts,
+    pieces_of_whole,
+    shaped,
+)
 from tonnage.engine.transport import Buffers, Packing, Transport
+from tonnage.engine.whole import COMPRESSION, EngineOptimizer, loss_of, settings_of, with_compression
 from tonnage.errors import EngineError
 
 _ELEMENTWISE = {
@@ -34,25 +49,7 @@ _ELEMENTWISE = {
     "Rprop",
     "SGD",
 }
-_COMPRESSION = "compression"
-"""Key of what compression adds to a state dict."""
 _NOT_ELEMENTWISE = {"Adafactor", "LBFGS", "Muon", "SparseAdam"}
-
-
-class EngineOptimizer(torch.optim.Optimizer):
-    """Looks like the optimizer that was asked for; steps each bucket when its gradients have come.
-
-    Learning rates and the like are read from ``param_groups`` at each step, so schedulers work as
-    they are.
-    """
-
-    def __init__(
-        self, params: Any, make: Callable[..., torch.optim.Optimizer], settings: Mapping[str, Any]
-    ) -> None:
-        # Only asked for its groups and defaults: it checks the settings as its author meant.
-        template = make(params, **settings)
-        super().__init__(template.param_groups, template.defaults)
-        self.template = template
 
 
 class ShardedOptimizer(EngineOptimizer):
@@ -64,17 +61,26 @@ class ShardedOptimizer(EngineOptimizer):
         make: Callable[..., torch.optim.Optimizer],
         settings: Mapping[str, Any],
         *,
-        rank: int,
+        transport: Transport,
+        names: Sequence[str],
         parameters: Sequence[nn.Parameter],
         buckets: Sequence[Bucket],
         buffers: Sequence[Buffers],
         schedule: Schedule,
-        compression: Compression | None = None,
+        compression: Compression | None,
+        laid_out: Callable[[Sequence[int], str | None], contextlib.AbstractContextManager[None]],
     ) -> None:
         super().__init__(params, make, settings)
         _refuse_unless_elementwise(type(self.template))
         self._schedule = schedule
-        self._rank = rank
+        self._transport = transport
+        self._rank = transport.rank
+        self._names = names
+        self._parameters = parameters
+        self._laid_out = laid_out
+        self._numels = {name: p.numel() for name, p in zip(names, parameters, strict=True)}
+        place = {id(p): index for index, p in enumerate(parameters)}
+        self._order = [place.get(id(p)) for group in self.param_groups for p in group["params"]]
         self._make = make
         self._settings = settings
         self._group_of = _group_of(self.param_groups, parameters)
@@ -100,13 +106,13 @@ class ShardedOptimizer(EngineOptimizer):
         transport: Transport,
     ) -> None:
         """Work on other buckets of the same parameters, with the same state; by all ranks together."""
-        before, old = self._buckets, [s for part in self._parts for s in part.segments()]
+        before, old = self._buckets, self._segments()
         self._lay_out(buckets, buffers, compression)
-        carry_state(transport, before, old, [s for part in self._parts for s in part.segments()])
+        carry_state(transport, before, old, self._segments())
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Update the own shard of each bucket as its gradients arrive, and send it on at once."""
-        loss = _loss_of(closure)
+        loss = loss_of(closure)
         self._schedule.begin_update()
         if self._schedule.early:
             self._check_settings()
@@ -121,7 +127,7 @@ class ShardedOptimizer(EngineOptimizer):
 
     def sample(self) -> None:
         """The groups' settings as they are now hold for this step."""
-        self._sampled = [_settings(group) for group in self.param_groups]
+        self._sampled = [settings_of(group) for group in self.param_groups]
 
     def update(self, index: int) -> None:
         """Update the own shard of bucket ``index``, whose gradients are there."""
@@ -129,7 +135,7 @@ class ShardedOptimizer(EngineOptimizer):
             self._parts[index].step(self._sampled, self._schedule.unused)
 
     def _check_settings(self) -> None:
-        if self._sampled != [_settings(group) for group in self.param_groups]:
+        if self._sampled != [settings_of(group) for group in self.param_groups]:
             raise EngineError(
                 "the optimizer's settings were changed between backward() and step(), "
                 "when schedule='early' had begun to use them",
@@ -147,38 +153,165 @@ class ShardedOptimizer(EngineOptimizer):
         return [g for part in self._parts for i, g in part.gradients if i not in self._schedule.unused]
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's part of the state: load it on the same rank of a job of the same size."""
-        self._schedule.wait_gathers()  # with schedule='early' the last updates may still be under way
-        state = {
-            "shards": [part.optimizer.state_dict() if part.optimizer else None for part in self._parts],
-            "param_groups": [{k: v for k, v in g.items() if k != "params"} for g in self.param_groups],
-        }
-        return _with_compression(state, self._compression)
+        """This rank's part of the state, by parameter name and element range.
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take back what :meth:`state_dict` gave.
+        :meth:`load_state_dict` takes it back on the same rank, or all ranks' parts on any number of ranks.
+        """
+        state = {
+            "format": FORMAT,
+            "rank": self._rank,
+            "world_size": self._transport.world_size,
+            "boundaries": boundaries_of(self._buckets),
+            "channels_last": self.channels_last(),
+            "state": {
+                name: {"first": piece.first, "numel": piece.numel, "values": piece.values}
+                for name, piece in self.pieces().items()
+            },
+            "param_groups": self.group_settings(),
+        }
+        return with_compression(state, self._compression)
+
+    def full_state_dict(self) -> dict[str, Any] | None:
+        """The whole state as the torch optimizer keeps it, on rank 0 in the host's memory; ``None`` elsewhere.
+
+        All ranks must call it together. Any number of ranks can load it, and so can the optimizer that was
+        asked for, with the bare model.
+        """
+        self._schedule.wait_gathers()
+        state = whole_state(self._transport, self._buckets, self._segments())
+        owed = None if self._compression is None else self._compression.gather(self._transport)
+        if self._transport.rank:
+            return None
+        numbers = {index: number for number, index in enumerate(self._order) if index is not None}
+        counted = itertools.count()
+        groups = [
+            {**settings_of(g), "params": [next(counted) for _ in g["params"]]} for g in self.param_groups
+        ]
+        formed = {numbers[i]: shaped(values, self._parameters[i]) for i, values in state.items()}
+        whole: dict[str, Any] = {"state": dict(sorted(formed.items())), "param_groups": groups}
+        return whole if owed is None else {**whole, COMPRESSION: owed}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+        """Take back what was saved; all ranks must call it together, after loading the model's parameters.
+
+        Args:
+            state_dict: what :meth:`state_dict` gave on this rank; a list of what it gave on all ranks of a
+                job of any size; or what :meth:`full_state_dict` or a torch optimizer of this kind gave.
 
         Raises:
-            EngineError: it was saved with other buckets, groups or ranks.
+            EngineError: it is of other parameters, groups or ranks than this optimizer's.
         """
-        shards, groups = state_dict.get("shards"), state_dict.get("param_groups")
-        if (
-            shards is None
-            or groups is None
-            or len(shards) != len(self._parts)
-            or len(groups) != len(self.param_groups)
-        ):
-            raise EngineError(
-                "the optimizer state was not saved by this engine with the same buckets and groups",
-                hint="load it with the model, bucket size and world size that it was saved with",
-            )
         self._schedule.wait_gathers()
-        for part, shard in zip(self._parts, shards, strict=True):
-            if part.optimizer is not None:
-                part.optimizer.load_state_dict(shard)
+        parts = [state_dict] if isinstance(state_dict, Mapping) else list(state_dict)
+        if len(parts) == 1 and is_part(parts[0]) and parts[0]["world_size"] > 1:
+            with self._as_saved(parts[0]):
+                self.take(pieces_of_parts(parts), parts[0]["param_groups"], _compressions(parts))
+        elif parts and all(is_part(part) for part in parts):
+            _check_parts(parts)
+            check_layout(parts[0]["channels_last"], self.channels_last())
+            self.take(pieces_of_parts(parts), parts[0]["param_groups"], _compressions(parts))
+        elif len(parts) == 1 and is_whole(parts[0]):
+            known = [None if i is None else (self._names[i], self._parameters[i]) for i in self._order]
+            self.take(pieces_of_whole(parts[0], known), parts[0]["param_groups"], _compressions(parts))
+        else:
+            raise EngineError(
+                "this is no optimizer state of this engine or of torch",
+                hint="give what optimizer.state_dict() or full_state_dict() returned",
+            )
+
+    # What checkpoints ask for.
+
+    @property
+    def transport(self) -> Transport:
+        """What moves its buckets."""
+        return self._transport
+
+    def numel(self, name: str) -> int:
+        """Elements of the parameter of that name."""
+        return self._numels[name]
+
+    def channels_last(self) -> list[str]:
+        """Parameters whose elements lie in that order."""
+        return channels_last(self._names, self._parameters)
+
+    def owned(self) -> dict[str, Piece]:
+        """What elements of which parameters this rank has the state of."""
+        return {
+            self._names[s.index]: Piece(first=s.first, numel=s.tensor.numel(), values={})
+            for s in self._segments()
+        }
+
+    def pieces(self) -> dict[str, Piece]:
+        """The state itself, as far as there is any; not a copy."""
+        self._schedule.wait_gathers()
+        return {
+            self._names[s.index]: Piece(first=s.first, numel=s.tensor.numel(), values=dict(s.state()))
+            for s in self._segments()
+            if s.state()
+        }
+
+    def compression_state(self) -> dict[str, Any]:
+        """What compression owes; empty without."""
+        return {} if self._compression is None else self._compression.state_dict()
+
+    def take(
+        self,
+        pieces: Mapping[str, Piece | Sequence[Piece]],
+        groups: Sequence[Mapping[str, Any]],
+        compressions: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        """Go on from these.
+
+        Args:
+            pieces: by parameter name.
+            groups: settings of each group; parameters in them are passed over.
+            compressions: what was owed by this rank, or by all; empty if nothing was.
+
+        Raises:
+            EngineError: they are of another model, or leave elements out; nothing has been changed then.
+        """
+        unknown = sorted(set(pieces) - set(self._names))
+        if unknown or len(groups) != len(self.param_groups):
+            raise EngineError(
+                f"the optimizer state is of another model: it knows {', '.join(unknown[:3])}"
+                if unknown
+                else f"the optimizer state has {len(groups)} parameter groups, this optimizer {len(self.param_groups)}",
+                hint="load it with the model and the parameter groups that it was saved with",
+            )
+        segments = self._segments()
+        ready = []
+        for segment in segments:
+            name = self._names[segment.index]
+            found = pieces.get(name, ())
+            ready.append(
+                filled(name, segment.first, segment.tensor, [found] if isinstance(found, Piece) else found)
+            )
+        if self._compression is not None and compressions:
+            self._compression.load_state_dict(compressions)
+        for segment, state in zip(segments, ready, strict=True):
+            segment.optimizer.state.pop(segment.tensor, None)
+            if state:
+                segment.optimizer.state[segment.tensor] = state
         for group, saved in zip(self.param_groups, groups, strict=True):
-            group.update(saved)
-        _load_compression(state_dict, self._compression)
+            group.update(settings_of(saved))
+
+    @contextlib.contextmanager
+    def _as_saved(self, part: Mapping[str, Any]) -> Iterator[None]:
+        """With the buckets of one rank's part, so that this rank owns what it had; all ranks together."""
+        here = self._rank, self._transport.world_size
+        if (part["rank"], part["world_size"]) != here:
+            raise EngineError(
+                f"the optimizer state is that of rank {part['rank']} of {part['world_size']}, "
+                f"and this is rank {here[0]} of {here[1]}",
+                hint="load a list of the parts of all ranks that saved it, or one made by full_state_dict()",
+            )
+        name = part.get(COMPRESSION, {}).get("name")
+        check_layout(part["channels_last"], self.channels_last())
+        with self._laid_out(part["boundaries"], name):
+            yield
+
+    def _segments(self) -> list[Segment]:
+        return [segment for part in self._parts for segment in part.segments()]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Only while it is being made: buckets can't grow.
@@ -226,7 +359,7 @@ class _Part:
             by_group.setdefault(group_of[slot.index], []).append(segment)
         self._groups = list(by_group)
         self.optimizer = (
-            make([{**_settings(groups[g]), "params": by_group[g]} for g in self._groups], **settings)
+            make([{**settings_of(groups[g]), "params": by_group[g]} for g in self._groups], **settings)
             if by_group
             else None
         )
@@ -251,64 +384,19 @@ class _Part:
         self.optimizer.step()
 
 
-class WholeOptimizer(EngineOptimizer):
-    """For ``schedule="allreduce"``: the optimizer that was asked for, over whole parameters."""
-
-    def __init__(
-        self,
-        params: Any,
-        make: Callable[..., torch.optim.Optimizer],
-        settings: Mapping[str, Any],
-        *,
-        schedule: Schedule,
-        compression: Compression | None = None,
-    ) -> None:
-        super().__init__(params, make, settings)
-        self._schedule = schedule
-        self.compression = compression
-        self.state = self.template.state
-
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Update all parameters; their gradients are averaged when ``backward()`` returns."""
-        loss = _loss_of(closure)
-        self._schedule.begin_update()
-        self.template.step()
-        self._schedule.end_update()
-        return loss
-
-    def state_dict(self) -> dict[str, Any]:
-        """That of the optimizer within, and what compression owes."""
-        return _with_compression(self.template.state_dict(), self.compression)
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Into the optimizer within."""
-        inner = {name: value for name, value in state_dict.items() if name != _COMPRESSION}
-        self.template.load_state_dict(inner)
-        _load_compression(state_dict, self.compression)
-        self.param_groups = self.template.param_groups
-        self.state = self.template.state
-
-
-def _with_compression(state: dict[str, Any], compression: Compression | None) -> dict[str, Any]:
-    return state if compression is None else {**state, _COMPRESSION: compression.state_dict()}
-
-
-def _load_compression(state: Mapping[str, Any], compression: Compression | None) -> None:
+def _compressions(states: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """What the checkpoint owes; one from a training without compression owes nothing."""
-    if compression is not None and _COMPRESSION in state:
-        compression.load_state_dict(state[_COMPRESSION])
+    return [state[COMPRESSION] for state in states if COMPRESSION in state]
 
 
-def _loss_of(closure: Callable[[], float] | None) -> float | None:
-    """What the closure of ``step(closure)`` gives, its backward pass included."""
-    if closure is None:
-        return None
-    with torch.enable_grad():
-        return closure()
-
-
-def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in group.items() if name != "params"}
+def _check_parts(parts: Sequence[Mapping[str, Any]]) -> None:
+    ranks, sizes = sorted(part["rank"] for part in parts), {part["world_size"] for part in parts}
+    if len(sizes) > 1 or ranks != list(range(sizes.pop())):
+        raise EngineError(
+            f"the optimizer state has the parts of ranks {', '.join(map(str, ranks))} of a job of "
+            f"{parts[0]['world_size']}",
+            hint="give each part of one job once",
+        )
 
 
 def _group_of(groups: Iterable[Mapping[str, Any]], parameters: Sequence[nn.Parameter]) -> dict[int, int]:

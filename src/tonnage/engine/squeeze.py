@@ -6,14 +6,16 @@ rounded. :mod:`tonnage.engine.transport.packed` says what is done with them in a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from tonnage.engine.bucket import Bucket
+from tonnage.engine.bucket import Bucket, Slot
 from tonnage.engine.carry import carry_shards
-from tonnage.engine.compress import ErrorFeedback, PowerState, as_matrix, make_codec
+from tonnage.engine.compress import ErrorFeedback, FeedbackState, PowerState, as_matrix, make_codec
+from tonnage.engine.compress.feedback import FORMAT as FEEDBACK_FORMAT
+from tonnage.engine.state import Piece, filled
 from tonnage.engine.transport import Buffers, Packing, Projection, Transport
 from tonnage.errors import EngineError
 
@@ -123,31 +125,71 @@ class Compression:
         if self._owed_shard is not None:
             state["owed_shard"] = self._owed_shard.state_dict()
         if self._masters:
-            state["masters"] = [master.clone() for master in self._masters]
+            state["masters"] = {
+                slot.name: {
+                    "first": first - slot.offset,
+                    "values": master[first - start : last - start].clone(),
+                }
+                for bucket, master in zip(self._buckets, self._masters, strict=True)
+                for slot, first, last, start in _own_slots(bucket, self._rank)
+            }
         if self._powers:
             state["power"] = {k: v for power, _ in self._powers for k, v in power.state_dict().items()}
         return state
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what :meth:`state_dict` gave on this rank.
+    def gather(self, transport: Transport) -> dict[str, Any]:
+        """As one rank that owes alone would have it, on all ranks; by all together."""
+        state: dict[str, Any] = {"name": self.name}
+        if self._owed is not None:
+            means = (transport.exchange(flat).mean(0) for flat in self._owed.flats)
+            state["owed"] = _of_one_rank(self._buckets, means)
+        if self._owed_shard is not None:
+            wholes = (transport.exchange(flat).view(-1) for flat in self._owed_shard.flats)
+            state["owed_shard"] = _of_one_rank(self._buckets, wholes)
+        if self._masters:
+            state["masters"] = {
+                name: {"first": 0, "values": values}
+                for bucket, master in zip(self._buckets, self._masters, strict=True)
+                for name, values in _by_slot(bucket, transport.exchange(master).view(-1))
+            }
+        if self._powers:
+            state["power"] = {k: v for power, _ in self._powers for k, v in power.state_dict().items()}
+        return state
+
+    def load_state_dict(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Take back what :meth:`state_dict` gave on this rank or on all, or what :meth:`gather` gave.
 
         Raises:
-            EngineError: it belongs to another compression, or to other buckets.
+            EngineError: it belongs to another compression, or leaves elements out.
         """
-        masters = state.get("masters", [])
-        if state.get("name") != self.name or len(masters) != len(self._masters):
+        odd = next((state for state in states if state.get("name") != self.name), None)
+        if odd is not None or any(bool(self._masters) != ("masters" in state) for state in states):
             raise EngineError(
-                f"the checkpoint was written with compress={state.get('name')!r}, this model has {self.name!r}",
-                hint="wrap the model with the compression and buckets that it was saved with",
+                f"the checkpoint was written with compress={(odd or states[0]).get('name')!r}, "
+                f"this model has {self.name!r}",
+                hint="wrap the model with the compression and schedule that it was saved with",
             )
+        pieces: dict[str, list[Piece]] = {}
+        for state in states:
+            for name, each in state.get("masters", {}).items():
+                values = each["values"]
+                piece = Piece(first=each["first"], numel=len(values), values={"master": values})
+                pieces.setdefault(name, []).append(piece)
+        for bucket, master in zip(self._buckets, self._masters, strict=bool(self._masters)):
+            for slot, first, last, start in _own_slots(bucket, self._rank):
+                mine = master[first - start : last - start]
+                whole = pieces.get(slot.name, [_NOTHING])
+                mine.copy_(filled(slot.name, first - slot.offset, mine, whole)["master"])
         if self._owed is not None:
-            self._owed.load_state_dict([state["owed"]])
+            self._owed.load_state_dict([state["owed"] for state in states])
         if self._owed_shard is not None:
-            self._owed_shard.load_state_dict([state["owed_shard"]])
-        for master, saved in zip(self._masters, masters, strict=True):
-            master.copy_(saved)
+            self._owed_shard.load_state_dict([state["owed_shard"] for state in states])
         for power, _ in self._powers:
-            power.load_state_dict(state["power"])
+            power.load_state_dict(states[0]["power"])
+
+
+_NOTHING = Piece(first=0, numel=0, values={})
+"""Stands for a parameter that was not saved, so that it is missed."""
 
 
 def is_power(name: str | None) -> bool:
@@ -167,6 +209,33 @@ def probe_packing(
 
     master = torch.zeros(size, dtype=dtype, device=device) if sharded and not codec.lossless else None
     return Packing(codec, owed(numel, True), owed(size, not sharded), master, filled=numel)
+
+
+def _own_slots(bucket: Bucket, rank: int) -> Iterator[tuple[Slot, int, int, int]]:
+    """Parameters of the own shard: each one's first and last element there, and the shard's first."""
+    start, stop = bucket.shard(rank)
+    for slot in bucket.slots:
+        first, last = slot.within(start, stop)
+        if first < last:
+            yield slot, first, last, start
+
+
+def _by_slot(bucket: Bucket, whole: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    for slot in bucket.slots:
+        yield slot.name, whole[slot.offset : slot.offset + slot.numel].clone()
+
+
+def _of_one_rank(buckets: Sequence[Bucket], wholes: Iterable[torch.Tensor]) -> FeedbackState:
+    return {
+        "format": FEEDBACK_FORMAT,
+        "rank": 0,
+        "world_size": 1,
+        "owed": {
+            name: [{"start": 0, "values": values.cpu()}]
+            for bucket, whole in zip(buckets, wholes, strict=True)
+            for name, values in _by_slot(bucket, whole)
+        },
+    }
 
 
 def _copy(into: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:

@@ -22,13 +22,20 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tonnage.engine.bucket import Bucket, ParameterSpec, buckets_at, cut_buckets, plan_hash
+from tonnage.engine.bucket import (
+    Bucket,
+    ParameterSpec,
+    boundaries_of,
+    buckets_at,
+    cut_buckets,
+    plan_hash,
+)
 from tonnage.engine.carry import hand_on
 from tonnage.engine.compress import AUTO_CODECS
 from tonnage.engine.explain import explain
 from tonnage.engine.record import StepLog
 from tonnage.engine.schedule import Hook, Schedule, ScheduleName, like, parameters_of
-from tonnage.engine.shard import EngineOptimizer, ShardedOptimizer, WholeOptimizer
+from tonnage.engine.shard import ShardedOptimizer
 from tonnage.engine.squeeze import Compression, is_power, probe_packing
 from tonnage.engine.transport import (
     Buffers,
@@ -40,6 +47,7 @@ from tonnage.engine.transport import (
     open_transport,
 )
 from tonnage.engine.tune import Tuner, check_agreed
+from tonnage.engine.whole import EngineOptimizer, WholeOptimizer
 from tonnage.errors import EngineError, RankFailure
 from tonnage.ledger import Ledger, from_bytes, to_bytes, write_ledger
 from tonnage.units import parse_size
@@ -120,6 +128,7 @@ class DataParallel(nn.Module):
             check_same_plan(group, plan_hash(self._buckets), names, device)
         self._sharded = schedule != "allreduce"
         self._schedule_name: ScheduleName = schedule
+        self._auto = bucket == "auto", compress == "auto"
         self._compress = None if compress == "auto" or world_size == 1 else compress
         self._transport = open_transport(group, device, timeout=timeout, hang_timeout=hang_timeout)
         self._log = StepLog(self._transport, link=link_level())
@@ -188,16 +197,25 @@ class DataParallel(nn.Module):
                 params,
                 kind,
                 settings,
-                rank=self._transport.rank,
+                transport=self._transport,
+                names=[spec.name for spec in self._specs],
                 parameters=self._trained,
                 buckets=self._buckets,
                 buffers=self._memory,
                 schedule=self._schedule,
                 compression=self._compression,
+                laid_out=self._laid_out,
             )
         else:
             self._optimizer = WholeOptimizer(
-                params, kind, settings, schedule=self._schedule, compression=self._compression
+                params,
+                kind,
+                settings,
+                names=[spec.name for spec in self._specs],
+                parameters=self._trained,
+                schedule=self._schedule,
+                transport=self._transport,
+                compression=self._compression,
             )
         self._schedule.has_optimizer = True
         return self._optimizer
@@ -368,6 +386,22 @@ class DataParallel(nn.Module):
             self._optimizer.move_to(self._buckets, self._memory, self._compression, self._transport)
         elif isinstance(self._optimizer, WholeOptimizer):
             self._optimizer.compression = self._compression
+
+    @contextlib.contextmanager
+    def _laid_out(self, boundaries: Sequence[int], compress: str | None) -> Iterator[None]:
+        """Within, buckets are cut like that; afterwards as before, except for what ``"auto"`` left open."""
+        before = boundaries_of(self._buckets), self._compress
+        self._change_to(boundaries, compress)
+        yield
+        auto_cut, auto_codec = self._auto
+        self._change_to(boundaries if auto_cut else before[0], compress if auto_codec else before[1])
+
+    def _change_to(self, boundaries: Sequence[int], compress: str | None) -> None:
+        if (list(boundaries), compress) == (boundaries_of(self._buckets), self._compress):
+            return
+        self.drain()
+        self._transport.clear_buckets()
+        self._lay_out(boundaries, compress)
 
     # What was measured.
 
