@@ -3,12 +3,13 @@
     python examples/train_gpt.py --steps 20                              # one process
     torchrun --nproc-per-node 4 examples/train_gpt.py --steps 20         # four
     torchrun --nproc-per-node 4 examples/train_gpt.py --steps 20 --ddp   # the same with torch DDP
+    mpirun -n 4 python examples/train_gpt.py --steps 20                  # Open MPI starts them
+    srun -n 4 python examples/train_gpt.py --steps 20                    # Slurm does
 
 Two lines differ from a script for DistributedDataParallel: those marked (1) and (2).
 """
 
 import argparse
-import os
 import sysconfig
 from pathlib import Path
 
@@ -58,17 +59,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--ddp", action="store_true", help="torch DistributedDataParallel instead")
     parser.add_argument("--ledger", default="run.ledger", help="where to write what was measured")
+    parser.add_argument("--weights", help="where to write the trained weights")
     args = parser.parse_args()
 
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    if "RANK" in os.environ:  # started by torchrun
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    elif args.ddp:
+    job = tonnage.init_process_group()  # from the environment of torchrun, mpirun or srun
+    device, rank = job.device, job.rank
+    if args.ddp and not dist.is_initialized():
         parser.error("--ddp needs several processes: start it with torchrun")
-    rank = dist.get_rank() if dist.is_initialized() else 0
 
     source = b"".join(path.read_bytes() for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")))
     text = torch.frombuffer(bytearray(source), dtype=torch.uint8)
@@ -96,6 +93,8 @@ def main() -> None:
         if rank == 0 and (step % 10 == 0 or step == args.steps - 1):
             print(f"step {step:3}  loss {loss.item():.4f}", flush=True)
 
+    if args.weights and rank == 0:
+        torch.save(model.module.state_dict(), args.weights)
     if not args.ddp:
         model.save_ledger(args.ledger)  # every rank calls it; rank 0 writes
     if dist.is_initialized():
