@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from tonnage.engine import DataParallel as DataParallel
+    from tonnage.engine import GradScaler as GradScaler
     from tonnage.engine import LocalSteps as LocalSteps
     from tonnage.engine import init_process_group as init_process_group
     from tonnage.engine import load_checkpoint as load_checkpoint
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "DataParallel": "tonnage.engine",
+    "GradScaler": "tonnage.engine",
     "Ledger": "tonnage.ledger",
     "LocalSteps": "tonnage.engine",
     "TonnageError": "tonnage.errors",
@@ -32,6 +34,7 @@ _HOMES = {
 
 __all__ = [
     "DataParallel",
+    "GradScaler",
     "Ledger",
     "LocalSteps",
     "TonnageError",

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from tonnage.engine import DataParallel
+from tonnage.engine import DataParallel, GradScaler
 
 _ADAMW: dict[str, Any] = {"lr": 1e-2, "weight_decay": 0.1}
 
@@ -124,6 +124,103 @@ def clipped(schedule: str) -> tuple[float, float, float]:
     far = largest_difference(both.ours.module, both.theirs.module)
     both.end()
     return off, far, min(norms[0]) / 0.05
+
+
+def scaled(
+    schedule: str, clip: bool, compress: str | None = None
+) -> tuple[list[str], float, list[list[float]]]:
+    """Under fp16 autocast: differing bits, largest difference, and the scales after each step, ours and DDP's.
+
+    The first scale is too large for rank 1 alone, so that steps are skipped for its sake.
+    """
+    rank = dist.get_rank()
+    both = _Both(seeded(Mixed), schedule)
+    scalers = (
+        GradScaler("cpu", init_scale=2.0**14, growth_interval=3),
+        torch.amp.GradScaler("cpu", init_scale=2.0**14, growth_interval=3),
+    )
+    scales: list[list[float]] = [[], []]
+    for step in range(14):
+        x = tokens(8, rank, step)
+        for number, (model, optimizer) in enumerate(both.each()):
+            scaler = scalers[number]
+            with torch.autocast("cpu", dtype=torch.float16):
+                loss = _loss(model, x) * (64 if rank else 1)
+            scaler.scale(loss).backward()
+            if clip:
+                scaler.unscale_(optimizer)
+                parameters = list(model.parameters())
+                model.clip_grad_norm_(1.0) if number == 0 else nn.utils.clip_grad_norm_(parameters, 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            scales[number].append(scaler.get_scale())
+            optimizer.zero_grad()
+    far = largest_difference(both.ours.module, both.theirs.module)
+    ledger = both.ours.ledger()
+    assert ledger is None or ledger.steps == list(range(14)), "a skipped step is a step, too"
+    return both.end(), far, scales
+
+
+def scaled_and_compressed(schedule: str, compress: str) -> tuple[list[str], float]:
+    """Bits that differ from training without a scaler, in fp32, and the last scale.
+
+    Scales are powers of two, by which all that a codec computes becomes larger, and nothing else happens.
+    """
+    rank = dist.get_rank()
+    made = []
+    for _ in range(2):
+        model = DataParallel(seeded(Mixed), schedule=schedule, bucket=1500, compress=compress)
+        made.append((model, model.optimizer(torch.optim.SGD, lr=0.05, momentum=0.9)))
+    scaler = GradScaler("cpu", init_scale=2.0, growth_interval=2)
+    for step in range(9):
+        x = tokens(10, rank, step)
+        for model, optimizer in made:
+            loss = _loss(model, x)
+            if optimizer is made[0][1]:
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+            else:
+                loss.backward()
+                optimizer.step()
+            optimizer.zero_grad()
+    found = differing(made[0][0].module, made[1][0].module)
+    for model, _ in made:
+        model.close()
+    return found, scaler.get_scale()
+
+
+def scaled_early() -> None:
+    model = DataParallel(seeded(perceptron), schedule="early")
+    optimizer = model.optimizer(torch.optim.SGD, lr=0.1)
+    scaler = GradScaler("cpu")
+    scaler.scale(model(features(8, dist.get_rank(), 0)).square().sum()).backward()
+    scaler.step(optimizer)
+
+
+def scaled_by_torch() -> None:
+    model = DataParallel(seeded(perceptron))
+    optimizer = model.optimizer(torch.optim.SGD, lr=0.1)
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(model(features(8, dist.get_rank(), 0)).square().sum()).backward()
+    scaler.step(optimizer)
+
+
+def averaged_weights(schedule: str) -> list[str]:
+    """Weights averaged over the steps by torch's ``AveragedModel``; bits that differ from DDP's average."""
+    both = _Both(seeded(Mixed), schedule)
+    decay = torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
+    averages = [
+        torch.optim.swa_utils.AveragedModel(model.module, multi_avg_fn=decay) for model, _ in both.each()
+    ]
+    for step in range(5):
+        both.step(tokens(9, dist.get_rank(), step))
+        for average, (model, _) in zip(averages, both.each(), strict=True):
+            if model is both.ours:
+                model.wait()
+            average.update_parameters(model.module)
+    found = differing(averages[0].module, averages[1].module)
+    return found + both.end()
 
 
 def clipped_by_torch() -> None:

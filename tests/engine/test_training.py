@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -47,6 +48,38 @@ def test_clipping_equals_torch_on_ddp(pair: Any, schedule: str) -> None:
         assert least > 1, "the limit was never met, so nothing was clipped"
         assert norms < 1e-6
         assert parameters < 1e-6
+
+
+@all_but_early
+@pytest.mark.parametrize("clip", [False, True])
+def test_fp16_with_a_gradient_scaler_skips_and_steps_as_ddp_does(
+    pair: Any, schedule: str, clip: bool
+) -> None:
+    for differing, far, (ours, theirs) in pair.run("in_rank_training.scaled", schedule=schedule, clip=clip):
+        assert ours == theirs
+        assert any(b < a for a, b in itertools.pairwise(ours)), "no step was skipped"
+        assert any(b > a for a, b in itertools.pairwise(ours)), "the scale never grew"
+        assert clip or differing == []  # norms are summed in another order
+        assert far < 1e-6
+
+
+@all_but_early
+@pytest.mark.parametrize("compress", ["int8", "sign"])
+def test_what_compression_owes_follows_the_gradient_scale(pair: Any, schedule: str, compress: str) -> None:
+    case = {"schedule": schedule, "compress": compress}
+    assert pair.run("in_rank_training.scaled_and_compressed", **case) == [([], 32.0)] * 2
+
+
+@pytest.mark.parametrize("how", ["scaled_early", "scaled_by_torch"])
+def test_a_gradient_scaler_that_can_not_work_is_refused(pair: Any, how: str) -> None:
+    for error in pair.answers(f"in_rank_training.{how}"):
+        assert isinstance(error, EngineError)
+        assert "shard" in error.hint or "tonnage.GradScaler" in error.hint
+
+
+@every_schedule
+def test_averages_of_the_weights_equal_those_of_ddp(pair: Any, schedule: str) -> None:
+    assert pair.run("in_rank_training.averaged_weights", schedule=schedule) == [[], []]
 
 
 def test_clipping_gradients_that_were_sent_already_is_refused(pair: Any) -> None:

@@ -8,12 +8,14 @@ from tonnage.engine.bucket import Bucket, ParameterSpec, Slot, cut_buckets, plan
 from tonnage.engine.checkpoint import checkpoint_state, load_checkpoint, save_checkpoint  # noqa: E402
 from tonnage.engine.launch import Job, init_process_group  # noqa: E402
 from tonnage.engine.local import AVERAGE, LocalSteps, Nesterov  # noqa: E402
+from tonnage.engine.scaler import GradScaler  # noqa: E402
 from tonnage.engine.wrapper import DataParallel  # noqa: E402
 
 __all__ = [
     "AVERAGE",
     "Bucket",
     "DataParallel",
+    "GradScaler",
     "Job",
     "LocalSteps",
     "Nesterov",

@@ -158,8 +158,8 @@ class Schedule:
     # Forward.
 
     def end_last_update(self) -> None:
-        """Where somebody else's optimizer steps, its step has ended when the next forward pass begins."""
-        if self._reductions and not self.sharded and not self.has_optimizer:
+        """Where somebody else's optimizer steps, or the step was skipped, it ends with the next forward pass."""
+        if self._reductions and not self.updates_pending:
             self.end_update()
 
     def begin_forward(self) -> None:
@@ -436,7 +436,8 @@ class Schedule:
                 raise EngineError(
                     f"gradients of bucket {memory.label} were changed after the backward pass, "
                     "but had been sent by then",
-                    hint="clip with model.clip_grad_norm_(…); to change gradients yourself use schedule='allreduce'",
+                    hint="clip with model.clip_grad_norm_(…), scale with tonnage.GradScaler; "
+                    "to change gradients yourself use schedule='allreduce'",
                 )
 
     def _learn(self) -> None:

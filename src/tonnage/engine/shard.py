@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -91,7 +92,7 @@ class ShardedOptimizer(EngineOptimizer):
     def _lay_out(
         self, buckets: Sequence[Bucket], buffers: Sequence[Buffers], compression: Compression | None
     ) -> None:
-        self._compression = compression
+        self.compression = compression
         self._buckets = buckets
         self._parts: list[_Part] = [
             _Part(bucket, memory, self._rank, self._group_of, self.param_groups, self._make, self._settings)
@@ -148,8 +149,37 @@ class ShardedOptimizer(EngineOptimizer):
             self._schedule.wait_writable()
         super().zero_grad(set_to_none)
 
-    def segment_gradients(self) -> list[torch.Tensor]:
-        """This rank's parts of the averaged gradients; wait for them first."""
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """What torch's gradient scaler asks in its ``step()``, to refuse those that divide whole gradients.
+
+        They have been sent by then, and dividing them leaves no trace in their version counters.
+        """
+        asking = sys._getframe(1).f_locals.get("self")
+        if isinstance(asking, torch.amp.GradScaler) and not getattr(asking, "knows_shards", False):
+            raise EngineError(
+                "torch's GradScaler with a sharding schedule, whose gradients have been sent by now",
+                hint="tonnage.GradScaler, or schedule='allreduce'",
+            )
+        return False
+
+    def averaged_gradients(self, asking: str) -> list[torch.Tensor]:
+        """This rank's parts of the averaged gradients, to be read or changed before ``step()``.
+
+        Waits for all of them, so that none of their transfers hides under the optimizer.
+
+        Args:
+            asking: what wants them, for the error.
+
+        Raises:
+            EngineError: the schedule is ``early``.
+        """
+        if self._schedule.early:
+            raise EngineError(
+                f"{asking} with schedule='early', which has applied the gradients by now",
+                hint="schedule='shard' hides all but a sixth of the communication and lets you change gradients",
+            )
+        self._schedule.wait_reductions()
         return [g for part in self._parts for i, g in part.gradients if i not in self._schedule.unused]
 
     def state_dict(self) -> dict[str, Any]:
@@ -169,7 +199,7 @@ class ShardedOptimizer(EngineOptimizer):
             },
             "param_groups": self.group_settings(),
         }
-        return with_compression(state, self._compression)
+        return with_compression(state, self.compression)
 
     def full_state_dict(self) -> dict[str, Any] | None:
         """The whole state as the torch optimizer keeps it, on rank 0 in the host's memory; ``None`` elsewhere.
@@ -179,7 +209,7 @@ class ShardedOptimizer(EngineOptimizer):
         """
         self._schedule.wait_gathers()
         state = whole_state(self._transport, self._buckets, self._segments())
-        owed = None if self._compression is None else self._compression.gather(self._transport)
+        owed = None if self.compression is None else self.compression.gather(self._transport)
         if self._transport.rank:
             return None
         numbers = {index: number for number, index in enumerate(self._order) if index is not None}
@@ -252,7 +282,7 @@ class ShardedOptimizer(EngineOptimizer):
 
     def compression_state(self) -> dict[str, Any]:
         """What compression owes; empty without."""
-        return {} if self._compression is None else self._compression.state_dict()
+        return {} if self.compression is None else self.compression.state_dict()
 
     def take(
         self,
@@ -286,8 +316,8 @@ class ShardedOptimizer(EngineOptimizer):
             ready.append(
                 filled(name, segment.first, segment.tensor, [found] if isinstance(found, Piece) else found)
             )
-        if self._compression is not None and compressions:
-            self._compression.load_state_dict(compressions)
+        if self.compression is not None and compressions:
+            self.compression.load_state_dict(compressions)
         for segment, state in zip(segments, ready, strict=True):
             segment.optimizer.state.pop(segment.tensor, None)
             if state:

@@ -113,6 +113,12 @@ class Compression:
         if self._masters and old._masters:
             _copy(self._masters, carry_shards(transport, old._buckets, old._masters, self._buckets))
 
+    def scale(self, factor: float) -> None:
+        """All that is owed was in another unit, of which the new one has ``factor``."""
+        for owed in (self._owed, self._owed_shard):
+            for flat in owed.flats if owed is not None else ():
+                flat.mul_(factor)
+
     def exact_shards(self, transport: Transport, buckets: Sequence[Bucket]) -> list[torch.Tensor]:
         """The own shards of ``buckets`` as the optimizer left them; empty where they are on all ranks alike."""
         return carry_shards(transport, self._buckets, self._masters, buckets) if self._masters else []

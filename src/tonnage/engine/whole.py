@@ -25,6 +25,8 @@ class EngineOptimizer(torch.optim.Optimizer):
     they are.
     """
 
+    compression: Compression | None
+
     def __init__(
         self, params: Any, make: Callable[..., torch.optim.Optimizer], settings: Mapping[str, Any]
     ) -> None:

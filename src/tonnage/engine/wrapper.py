@@ -236,15 +236,9 @@ class DataParallel(nn.Module):
         Call it between ``backward()`` and ``step()``. It waits for all gradients, so that none of
         their transfers hides under the optimizer.
         """
-        if self._schedule.early:
-            raise EngineError(
-                "clip_grad_norm_ with schedule='early', which has applied the gradients by now",
-                hint="schedule='shard' to clip",
-            )
         if not isinstance(self._optimizer, ShardedOptimizer):
             return torch.nn.utils.clip_grad_norm_(self._trained, max_norm)
-        self._schedule.wait_reductions()
-        gradients = self._optimizer.segment_gradients()
+        gradients = self._optimizer.averaged_gradients("clip_grad_norm_")
         device = self._memory[0].gradient.device
         squares = torch.zeros(1, dtype=torch.float64, device=device)
         for gradient in gradients:
