@@ -35,6 +35,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from tonnage.engine.carry import everybodys
+from tonnage.engine.schedule import plain_name
 from tonnage.engine.shard import ShardedOptimizer
 from tonnage.engine.state import Piece, check_layout
 from tonnage.engine.whole import WholeOptimizer
@@ -64,7 +65,7 @@ def checkpoint_state(
     }
     own = {"random": (_random_state(),), "extra": (rank_extra,), "compression": compression}
     return {
-        "model": dict(model.module.state_dict()),
+        "model": {plain_name(name): value for name, value in model.module.state_dict().items()},
         "optimizer": {
             "state": {
                 name: {kind: _part(value, piece, engine.numel(name)) for kind, value in piece.values.items()}
@@ -129,7 +130,8 @@ def load_checkpoint(
     (about,), (extra,) = first["about"], first["extra"]
     rank, ranks = engine.transport.rank, about["world_size"]
     same = ranks == engine.transport.world_size
-    states = dict(model.module.state_dict())
+    plain = {name: plain_name(name) for name in model.module.state_dict()}
+    states = {plain[name]: value for name, value in model.module.state_dict().items()}
     file.check_same(("model",), states)
     check_layout(about["channels_last"], engine.channels_last())
     owned = engine.owned()
@@ -142,7 +144,7 @@ def load_checkpoint(
     if same:
         wanted["rank"] = {str(rank): {"random": None, "extra": None}}
     found = file.read(wanted)
-    model.module.load_state_dict(found["model"])
+    model.module.load_state_dict({name: found["model"][plain[name]] for name in plain})
     engine.take(
         {
             name: Piece(first=owned[name].first, numel=owned[name].numel, values=_plain(values))

@@ -465,16 +465,26 @@ class Schedule:
             self._priority[index] = place
 
     def _add_hooks(self, module: nn.Module) -> None:
+        on_gradient = torch.compiler.disable(self.on_gradient)
+        before_module = torch.compiler.disable(self.before_module)
         for index, parameter in enumerate(self._parameters):
-            parameter.register_post_accumulate_grad_hook(Hook(self.on_gradient, index))
+            parameter.register_post_accumulate_grad_hook(Hook(on_gradient, index))
         place = {id(p): i for i, p in enumerate(self._parameters)}
         if not self.sharded:
             return
+        compiled: list[str] = []
         for name, each in module.named_modules():
-            own = frozenset(place[id(p)] for p in each.parameters(recurse=False) if id(p) in place)
-            hook = _ModuleHook(self.before_module, name, own)
+            inside = any(name.startswith(f"{outer}." if outer else "") for outer in compiled)
+            whole = not inside and is_compiled(each)
+            own = frozenset(place[id(p)] for p in each.parameters(recurse=whole) if id(p) in place)
+            hook = _ModuleHook(before_module, name, own, inside=inside)
             self._hooks.append(hook)
-            each.register_forward_pre_hook(hook)
+            if whole:
+                compiled.append(name)
+            if whole and each._compiled_call_impl is not None:
+                each._compiled_call_impl = _After(hook, each._compiled_call_impl)
+            else:
+                each.register_forward_pre_hook(hook)
             each.register_state_dict_pre_hook(_Gate(self.wait_gathers))
             each.register_load_state_dict_pre_hook(_Gate(self.wait_gathers))
             # Whoever copies or pickles a module goes through its attributes in order: the gates come first.
@@ -504,18 +514,39 @@ class Hook:
 
 
 class _ModuleHook(Hook):
-    """Before a module runs; ``reads`` are the parameters that it does, ``buckets`` what they lie in."""
+    """Before a module runs; ``reads`` are the parameters that it does, ``buckets`` what they lie in.
 
-    def __init__(self, function: Callable[[_ModuleHook], None], name: str, reads: frozenset[int]) -> None:
+    One ``inside`` a compiled module has nothing to do while that runs, which waits for all it reads.
+    """
+
+    def __init__(
+        self, function: Callable[[_ModuleHook], None], name: str, reads: frozenset[int], *, inside: bool
+    ) -> None:
         super().__init__(function)
         self.name = name
+        self.inside = inside
         self.reads = reads
         self.buckets: tuple[int, ...] = ()
 
     def __call__(self, *_: Any, **__: Any) -> None:
         """Run it, unless it was left behind; the module and its inputs don't matter."""
+        if self.inside and torch.compiler.is_compiling():
+            return
         if self._function is not None:
             self._function(self)
+
+
+class _After:
+    """What ``module.compile()`` left to be called, after its hook; hooks of its own would be compiled, too."""
+
+    def __init__(self, hook: _ModuleHook, call: Callable[..., Any]) -> None:
+        self._hook = hook
+        self._call = call
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Wait, then run."""
+        self._hook()
+        return self._call(*args, **kwargs)
 
 
 class _Gate(Hook):
@@ -544,6 +575,16 @@ def like(flat: torch.Tensor, offset: int, parameter: torch.Tensor) -> torch.Tens
     return part.view(parameter.shape)
 
 
+def is_compiled(module: nn.Module) -> bool:
+    """Whether ``torch.compile(module)`` made it, or ``module.compile()`` was called."""
+    return "_orig_mod" in module._modules or module._compiled_call_impl is not None
+
+
 def parameters_of(module: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
     """Name and value of each trained parameter, tied ones once, in order of registration."""
-    return ((name, p) for name, p in module.named_parameters() if p.requires_grad)
+    return ((plain_name(name), p) for name, p in module.named_parameters() if p.requires_grad)
+
+
+def plain_name(name: str) -> str:
+    """Of a parameter or buffer, without what ``torch.compile(module)`` adds: the same, compiled or not."""
+    return name.replace("_orig_mod.", "")

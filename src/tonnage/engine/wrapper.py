@@ -151,6 +151,9 @@ class DataParallel(nn.Module):
         self._hand_out(list(module.buffers()), "buffer", step=-1)
         self._take_parameters()
         module.register_load_state_dict_post_hook(Hook(self._take_parameters))
+        # What surrounds a forward pass has nothing to gain from being compiled, and could not be.
+        self._begin_forward = torch.compiler.disable(self._open_step)
+        self._end_forward = torch.compiler.disable(self._schedule.end_forward)
         self._close = _Closing(self._schedule, self._transport)
 
     # Training.
@@ -159,6 +162,12 @@ class DataParallel(nn.Module):
         """The module's forward; in training it also opens a step."""
         if not (self.training and torch.is_grad_enabled()):
             return self.module(*args, **kwargs)
+        self._begin_forward()
+        output = self.module(*args, **kwargs)
+        self._end_forward()
+        return output
+
+    def _open_step(self) -> None:
         if self._close.closed:
             raise EngineError(
                 "a forward pass to train after close()", hint="wrap the model again to train on"
@@ -174,9 +183,6 @@ class DataParallel(nn.Module):
         self._schedule.begin_forward()
         if self._broadcast_buffers and self._schedule.synchronising:
             self._hand_out(list(self.module.buffers()), "buffer", step=self._log.step)
-        output = self.module(*args, **kwargs)
-        self._schedule.end_forward()
-        return output
 
     def optimizer(
         self, kind: Callable[..., torch.optim.Optimizer], params: Any = None, **settings: Any
