@@ -530,10 +530,9 @@ class _ModuleHook(Hook):
 
     def __call__(self, *_: Any, **__: Any) -> None:
         """Run it, unless it was left behind; the module and its inputs don't matter."""
-        if self.inside and torch.compiler.is_compiling():
+        if self._function is None or (self.inside and torch.compiler.is_compiling()):
             return
-        if self._function is not None:
-            self._function(self)
+        self._function(self)
 
 
 class _After:
