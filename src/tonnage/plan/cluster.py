@@ -90,6 +90,7 @@ class Device:
         matmul: FLOP/s of the best measured bf16 matrix product.
         sustained: FLOP/s of large products of random numbers by format.
         mma: share of the peak that instructions of the A100's generation reach.
+        exps: exponentials a FLOP of matrix products, over H100's.
         memory: bytes.
         hbm: bytes per second of its memory.
         sms: processors that share the tiles of a matrix product.
@@ -105,6 +106,7 @@ class Device:
     hbm: float
     sms: int
     mma: float = 1.0
+    exps: float = 1.0
     source: str = ""
     weak: str = ""
 
@@ -292,6 +294,7 @@ def _device(name: str, row: dict[str, Any]) -> Device:
         matmul=matmul,
         sustained={"bf16": UNMEASURED_SUSTAINED * matmul, **row.get("sustained", {})},
         mma=float(row.get("mma", 1.0)),
+        exps=float(row.get("exps", 1.0)),
         memory=float(row["memory"]),
         hbm=float(row["hbm"]),
         sms=int(row["sms"]),
@@ -343,7 +346,7 @@ def read_cluster(path: Path) -> Cluster:
 
 
 _TOP = {"card", "num_devices", "domain", "pod", "oversubscription", "price", "scaleup_level", "name"}
-_CARD = {"name", "flops", "matmul", "sustained", "mma", "memory", "hbm", "sms"}
+_CARD = {"name", "flops", "matmul", "sustained", "mma", "exps", "memory", "hbm", "sms"}
 _LINK = {"rate", "efficiency", "latency", "hop"}
 
 

@@ -54,6 +54,14 @@ SMALL_KERNELS = 1.6
 """Kernels launched for each one counted here: the same layer launches 118 for 74 counted. The others
 (casts, copies, bias sums, clears) move next to nothing but cost the host as much."""
 
+ROUTER_KERNELS = {"each": 31 / SMALL_KERNELS, "once": 17 / SMALL_KERNELS}
+"""Kernels for the router's scores, choice and counts, forward, small ones apart: 31 fused, 17 with DeepEP's
+preprocessing (Megatron-LM docs/discussions, "Optimizing DeepSeek-V3 Training Performance on NVIDIA GB200
+NVL72", 2.1.4 and 2.2.1)."""
+
+SORT_KERNELS = {"each": 8, "once": 4}
+"""Kernels that sort tokens by rank and by expert and bring them back, or by expert alone."""
+
 GRAPH_DISPATCH = 1e-6
 """The same from a recorded graph (same NVIDIA article)."""
 
@@ -75,6 +83,10 @@ SPARE_GRAD_NBYTES = 20.0
 """Bytes more where a second gradient is kept: cast to fp32 (6), added to the sum (12), cleared (2), as
 DeepSpeed's BF16_Optimizer does after each micro-batch."""
 
+EXPERT_BIAS_NBYTES = (28.0, 36.0)
+"""Bytes for each result of a biased expert, forward and backward: weighted, added, joined and cast in fp32,
+one pass each (Megatron-LM, TEGroupedMLP._apply_bias)."""
+
 ATTENTION_SHARE = {"flash1": (0.36, 0.29), "flash2": (0.60, 0.50), "flash3": (0.62, 0.52)}
 """Share of the bf16 peak that causal flash attention reaches, forward and backward, on counted work:
 25-40 % for the first generation, 50-73 % for the second on A100 (2307.08691, section 4), 0.6-0.65 and
@@ -83,6 +95,18 @@ ATTENTION_SHARE = {"flash1": (0.36, 0.29), "flash2": (0.60, 0.50), "flash3": (0.
 NARROW_HEADS = {"flash3": (0.48, 0.45)}
 """The same for heads of 64 or less, where fewer products stand beside each exponential (same figures)."""
 
+FEW_EXPS = (0.55, 0.46)
+"""The third generation's shares where a card computes half as many exponentials a FLOP as H100: cuDNN 9.13 on
+B200 at 1613 / 1.3 of 2250 TFLOP/s (FlashAttention-4, arXiv 2603.05451, abstract); backward in the
+proportion of H100's. Exponentials take as long there as the products of heads of 128 (section 3): those of
+64 reach half."""
+
+LOW_ATTENTION = ("fp8", "fp8-cs", "mxfp8", "nvfp4")
+"""Precisions in which attention's products can run in 8 bits."""
+
+LOW_ATTENTION_GAIN = 1.5
+"""What 8-bit products gain in an attention kernel, whose exponentials stay as they are (2407.08608, figures
+5 and 7: 1.4-1.6 for causal heads of 128 and 256 forward; taken for the backward pass, too)."""
 
 LOW_NBYTES = {"fp8": 1.0, "fp8-cs": 1.0, "mxfp8": 1.0, "nvfp4": 0.5}
 """Bytes of an element that a matrix product reads in each low precision."""
@@ -102,12 +126,14 @@ class Work:
         other: seconds of everything else on the card.
         kernels: how many are launched, but for the routed experts.
         routed: how many of the routed experts.
+        experts: the routed experts' part of the seconds.
     """
 
     matmul: Numbers
     other: Numbers
     kernels: Numbers
     routed: Numbers = 0.0
+    experts: Numbers = 0.0
 
     def __add__(self, more: Work) -> Work:
         return Work(
@@ -115,6 +141,7 @@ class Work:
             other=self.other + more.other,
             kernels=self.kernels + more.kernels,
             routed=self.routed + more.routed,
+            experts=self.experts + more.experts,
         )
 
     def times(self, share: Numbers) -> Work:
@@ -124,6 +151,7 @@ class Work:
             other=self.other * share,
             kernels=self.kernels * share,
             routed=self.routed * share,
+            experts=self.experts * share,
         )
 
 
@@ -136,12 +164,27 @@ class LayerWork:
     redo: Work
 
 
-def duration(work: Work, grid: Grid) -> Numbers:
-    """Seconds of ``work``: the card's, or the host's where it can't launch fast enough."""
+def duration(work: Work, grid: Grid, *, waits: bool = False) -> Numbers:
+    """Seconds of ``work``: the card's, or the host's where it can't launch fast enough.
+
+    Args:
+        work: of one layer, head or embedding.
+        grid: the layouts.
+        waits: whether the host waits for the card to say how many tokens each expert has got, as it does
+            forward. What it launches for the experts can't run ahead then.
+    """
     graphs = grid.recipe.graphs
     host = (DISPATCH if graphs == "none" else GRAPH_DISPATCH) * SMALL_KERNELS * work.kernels
-    host = host + (GRAPH_DISPATCH if graphs == "all" else DISPATCH) * SMALL_KERNELS * work.routed
-    return np.maximum(work.matmul + work.other + KERNEL_GAP * (work.kernels + work.routed), host)
+    routed = (GRAPH_DISPATCH if graphs == "all" else DISPATCH) * SMALL_KERNELS * work.routed
+    card = work.matmul + work.other + KERNEL_GAP * (work.kernels + work.routed)
+    if grid.recipe.blocking:
+        return work.matmul + work.other + host + routed
+    ahead = np.maximum(card, host + routed)
+    if not waits or graphs == "all":
+        return ahead
+    experts = work.experts + KERNEL_GAP * work.routed
+    apart = np.maximum(card - experts, host) + np.maximum(experts, routed)
+    return np.where(np.asarray(work.routed) > 0, apart, ahead)
 
 
 def matmul_seconds(
@@ -213,16 +256,19 @@ def _products(layer: Layer, grid: Grid, device: Device) -> _Both:
     tokens = grid.tokens
     forward: Numbers = 0.0
     backward: Numbers = 0.0
-    quantise: Numbers = 0.0
+    hbm = device.hbm * STREAM
+    quantise: list[Numbers] = [0.0, 0.0]
+    biased: list[Numbers] = [0.0, 0.0]
+    experts: list[Numbers] = [0.0, 0.0]
     kernels, routed, added = 0, np.zeros(grid.size), 0
     low = grid.recipe.precision in QUANTISE_NBYTES
     # Gradients of a shard that is reduced in each micro-batch are written; others are accumulated.
     grad_out = _gradient_nbytes(grid)
     for matrix in layer.matrices:
         expert = matrix.part == "expert"
-        ways = grid.expert_tp if expert else grid.tp
-        fan_in = matrix.fan_in / ways if matrix.split == "row" else matrix.fan_in
-        fan_out = matrix.fan_out / ways if matrix.split == "column" else matrix.fan_out
+        parts = grid.expert_tp if expert else grid.tp
+        fan_in = matrix.fan_in / parts if matrix.split == "row" else matrix.fan_in
+        fan_out = matrix.fan_out / parts if matrix.split == "column" else matrix.fan_out
         rows, groups = tokens, np.ones(grid.size)
         if expert:
             rows, groups = _expert_rows(layer, grid)
@@ -242,28 +288,50 @@ def _products(layer: Layer, grid: Grid, device: Device) -> _Both:
         ) -> Numbers:
             return matmul_seconds(m, n, k, device=device, precision=p, groups=g, out_nbytes=out, in_nbytes=s)
 
-        forward = forward + timed(rows, fan_out, fan_in, 2.0)
         weight = timed(fan_in, fan_out, rows, grad_out) if grid.recipe.trainable == 1 else 0.0
-        backward = backward + timed(rows, fan_in, fan_out, 2.0) + weight
+        ways = (timed(rows, fan_out, fan_in, 2.0), timed(rows, fan_in, fan_out, 2.0) + weight)
+        forward, backward = forward + ways[0], backward + ways[1]
         if expert:
             # One product for each expert of the rank.
-            routed = routed + groups
+            routed = routed + (np.ones(grid.size) if grid.recipe.fused_experts else groups)
+            experts = [before + more for before, more in zip(experts, ways, strict=True)]
         else:
             kernels += 1
         # A pass of its own adds up each weight's and bias' gradient.
         added += 0 if grid.recipe.fused_grad else 2 if matrix.bias else 1
         if low and precision != "bf16":
-            moved = QUANTISE_NBYTES[precision]
-            quantise = quantise + np.stack(
-                np.broadcast_arrays(groups * rows * fan_in * moved, groups * rows * fan_out * moved)
+            moved = groups * rows * QUANTISE_NBYTES[precision] / hbm
+            # A fused kernel quantises what passes between its two products, and the gradient there.
+            inside = expert and grid.recipe.fused_experts
+            passes = (
+                0.0 if inside and matrix.split == "row" else moved * fan_in,
+                0.0 if inside and matrix.split == "column" else moved * fan_out,
             )
-    hbm = device.hbm * STREAM
-    extra_forward, extra_backward = (quantise / hbm) if low else (0.0, 0.0)
+            quantise = [before + more for before, more in zip(quantise, passes, strict=True)]
+            if expert:
+                experts = [before + more for before, more in zip(experts, passes, strict=True)]
+        if expert and matrix.bias and matrix.split == "row" and not grid.recipe.fused_experts:
+            moved = groups * rows * fan_out / hbm
+            passes = (EXPERT_BIAS_NBYTES[0] * moved, EXPERT_BIAS_NBYTES[1] * moved)
+            biased = [before + more for before, more in zip(biased, passes, strict=True)]
+            experts = [before + more for before, more in zip(experts, passes, strict=True)]
     casts = kernels if low else 0
+    # Beside each expert's product its input is quantised, and backward the incoming gradient.
+    each = (2, 3) if low and not grid.recipe.fused_experts else (1, 2)
     return _Both(
-        forward=Work(matmul=forward, other=extra_forward, kernels=kernels + casts, routed=routed),
+        forward=Work(
+            matmul=forward,
+            other=quantise[0] + biased[0],
+            kernels=kernels + casts,
+            routed=each[0] * routed,
+            experts=experts[0],
+        ),
         backward=Work(
-            matmul=backward, other=extra_backward, kernels=2 * kernels + casts + added, routed=2 * routed
+            matmul=backward,
+            other=quantise[1] + biased[1],
+            kernels=2 * kernels + casts + added,
+            routed=each[1] * routed,
+            experts=experts[1],
         ),
     )
 
@@ -300,11 +368,12 @@ def _attention_core(layer: Layer, grid: Grid, device: Device) -> _Both:
     # Half the scores lie behind the causal mask; flash kernels skip them.
     scores = batch * heads * queries * (seen * (1 - seen / (2.0 * grid.seq)))
     work = 2.0 * scores * (layer.qk_dim + layer.v_dim)
-    shares = ATTENTION_SHARE | (NARROW_HEADS if layer.qk_dim <= 64 else {})
-    share_forward, share_backward = shares[grid.recipe.attention]
+    share_forward, share_backward = _attention_share(grid.recipe.attention, layer.qk_dim, device)
     # Kernels of the first two generations use the A100's instructions, which newer cards run at a
     # part of their peak (2407.08608, section 2: about two thirds on H100).
     peak = device.flops["bf16"] * (1.0 if grid.recipe.attention == "flash3" else device.mma)
+    if grid.recipe.low_attention and grid.recipe.precision in LOW_ATTENTION:
+        peak *= LOW_ATTENTION_GAIN
     moved = batch * heads * queries * (layer.qk_dim + layer.v_dim) * 2 * 2.0
     hbm = device.hbm * STREAM
     return _Both(
@@ -316,6 +385,14 @@ def _attention_core(layer: Layer, grid: Grid, device: Device) -> _Both:
             kernels=3,
         ),
     )
+
+
+def _attention_share(attention: str, head: int, device: Device) -> tuple[float, float]:
+    if attention == "flash3" and device.exps < 1:
+        narrow = 0.5 if head <= 64 else 1.0
+        return FEW_EXPS[0] * narrow, FEW_EXPS[1] * narrow
+    shares = ATTENTION_SHARE | (NARROW_HEADS if head <= 64 else {})
+    return shares[attention]
 
 
 def _eager_core(
@@ -353,17 +430,22 @@ def _elementwise(layer: Layer, model: Model, grid: Grid, device: Device) -> _Bot
     per_norm, per_residual = (2.0, 3.0) if fused else (2.0, 5.5)
     forward = stream * (per_norm * layer.norms + 2 * per_residual)
     backward = stream * (3.0 * layer.norms + 2 * (2.5 if fused else 4.5))
-    kernels = layer.norms + (2 if fused else 4)
+    kernels: Numbers = layer.norms + (2 if fused else 4)
     sorting = 0
     width = layer.ffn / grid.tp
+    experts: Numbers = 0.0
     if layer.experts:
         spread = np.where(grid.ep > 1, 1.0 / grid.tp, 1.0)
-        width = width + layer.top_k * spread * layer.expert_ffn / grid.expert_tp
+        inside = layer.top_k * spread * layer.expert_ffn / grid.expert_tp
+        width = width + (0.0 if grid.recipe.fused_experts else inside)
         # Sent tokens are sorted by rank and again by expert, and brought back the same way.
-        shuffled = 8.0 * layer.top_k * spread * model.hidden
+        # What was sent once to a rank needs the second alone.
+        passes = 8.0 if grid.recipe.dispatch == "each" else 4.0
+        shuffled = passes * layer.top_k * spread * model.hidden
         forward, backward = forward + shuffled, backward + shuffled
-        # The router's scores, choice, counts and offsets; sorting and bringing back.
-        sorting = 14
+        experts = tokens * shuffled * 2.0 / (device.hbm * STREAM)
+        kernels += ROUTER_KERNELS[grid.recipe.dispatch]
+        sorting = SORT_KERNELS[grid.recipe.dispatch]
     if layer.gated:
         forward = forward + (3.0 if fused else 5.0) * width
         backward = backward + (5.0 if fused else 8.0) * width
@@ -377,9 +459,19 @@ def _elementwise(layer: Layer, model: Model, grid: Grid, device: Device) -> _Bot
         kernels += 1
     hbm = device.hbm * STREAM
     return _Both(
-        forward=Work(matmul=0.0, other=tokens * forward * 2.0 / hbm, kernels=kernels, routed=sorting),
+        forward=Work(
+            matmul=0.0,
+            other=tokens * forward * 2.0 / hbm,
+            kernels=kernels,
+            routed=sorting,
+            experts=experts,
+        ),
         backward=Work(
-            matmul=0.0, other=tokens * backward * 2.0 / hbm, kernels=2 * kernels, routed=2 * sorting
+            matmul=0.0,
+            other=tokens * backward * 2.0 / hbm,
+            kernels=2 * kernels,
+            routed=2 * sorting,
+            experts=experts,
         ),
     )
 

@@ -22,6 +22,7 @@ Recompute = Literal["none", "selective", "full"]
 Precision = Literal["bf16", "fp16", "fp8", "fp8-cs", "mxfp8", "nvfp4"]
 Attention = Literal["eager", "flash1", "flash2", "flash3"]
 Graphs = Literal["none", "dense", "all"]
+Dispatch = Literal["each", "once"]
 ContextKind = Literal["auto", "ring", "ulysses"]
 Optimizer = Literal["adam", "adam-8bit", "adam-paged", "sgd", "muon"]
 
@@ -32,6 +33,7 @@ PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "fp8", "fp8-cs", "mxfp8", "
 ATTENTIONS: tuple[Attention, ...] = ("eager", "flash1", "flash2", "flash3")
 CONTEXTS: tuple[ContextKind, ...] = ("auto", "ring", "ulysses")
 GRAPHS: tuple[Graphs, ...] = ("none", "dense", "all")
+DISPATCHES: tuple[Dispatch, ...] = ("each", "once")
 
 OPTIMIZER_NBYTES: dict[str, int] = {"adam": 8, "adam-8bit": 2, "adam-paged": 0, "sgd": 4, "muon": 4}
 """Bytes of state a parameter on the card, beside the fp32 master copy: two fp32 moments, two of 8 bits, two
@@ -68,6 +70,11 @@ class Recipe:
         paired: a send and the receipt of the other direction go together; without, each waits its turn.
         interleaves: stages may hold several chunks.
         overlap_ep: token exchange of experts runs beside computation of another micro-batch.
+        dispatch: a token goes to the ranks of its experts with a copy for ``each`` expert, by one all-to-all,
+            or ``once`` to each host and rank (DeepEP, HybridEP).
+        fused_experts: the products of a rank's experts are one kernel, which applies the activation and
+            quantises, too.
+        low_attention: the attention's products run in the precision of the others.
         scatter: without sequence parallel, a pipeline send is cut over the tensor-parallel ranks and put
             together again on the other side (2104.04473, section 4.1).
         rails: collectives that leave a domain use the NICs of all its cards, as NCCL's rings do; without,
@@ -79,6 +86,7 @@ class Recipe:
         spare_grads: bytes a parameter of a second, low-precision gradient.
         graphs: which kernels are launched from recorded graphs, without the host in between: ``none``,
             ``dense`` (all but the routed experts) or ``all``.
+        blocking: the host waits for each kernel before it prepares the next (``CUDA_LAUNCH_BLOCKING=1``).
         context: how context parallelism exchanges, ``auto`` takes the cheaper.
     """
 
@@ -100,6 +108,9 @@ class Recipe:
     overlap_tp: bool = True
     overlap_p2p: bool = True
     overlap_ep: bool = False
+    dispatch: Dispatch = "each"
+    fused_experts: bool = False
+    low_attention: bool = False
     paired: bool = True
     interleaves: bool = True
     scatter: bool = True
@@ -110,6 +121,7 @@ class Recipe:
     keeps_outputs: bool = False
     spare_grads: int = 0
     graphs: Graphs = "none"
+    blocking: bool = False
     context: ContextKind = "auto"
 
     def __post_init__(self) -> None:
@@ -127,6 +139,7 @@ class Recipe:
             ("attention", ATTENTIONS),
             ("context", CONTEXTS),
             ("graphs", GRAPHS),
+            ("dispatch", DISPATCHES),
         ):
             value = getattr(self, name)
             if value not in known:

@@ -119,7 +119,8 @@ def run_of(row: Mapping[str, str]) -> Run:
         LayoutError: a value is missing or fits no layout.
     """
     cells = _Cells(row)
-    facts = source_facts(cells.text("source"), notes=cells.text("notes", ""))
+    what = " ".join(cells.text(name, "") for name in ("source", "model", "gpu", "precision"))
+    facts = source_facts(cells.text("source"), notes=cells.text("notes", ""), what=what)
     model = _model(cells)
     cluster = _cluster(cells, facts)
     batch = Batch(sequences=_sequences(cells, cluster), seq=cells.number("seq_len"))
@@ -168,12 +169,18 @@ def _sources() -> dict[str, dict[str, Any]]:
     return tomllib.loads(text)
 
 
-def source_facts(source: str, *, notes: str = "") -> dict[str, Any]:
-    """What is known of a source: the longest key that its name starts with, as its rows' notes change it."""
+def source_facts(source: str, *, notes: str = "", what: str = "") -> dict[str, Any]:
+    """What is known of a source: the longest key that its name starts with, as its parts change it.
+
+    Args:
+        source: name of the source.
+        notes: the row's notes.
+        what: source, model, card and precision of the row, with blanks between.
+    """
     found = [key for key in _sources() if source.startswith(key)]
     facts = dict(_sources()[max(found, key=len)]) if found else {}
     for part in facts.pop("parts", []):
-        if re.search(part["notes"], notes):
+        if re.search(part.get("notes", ""), notes) and re.search(part.get("what", ""), what):
             facts |= part
     return facts
 
@@ -311,8 +318,9 @@ def _recipe(cells: _Cells, facts: Mapping[str, Any], cluster: Cluster) -> Recipe
     recipe = software(name)
     if recipe.attention == "flash3" and not newer:
         changes["attention"] = "flash2"
-    if facts.get("blackwell_graphs") and cluster.device.name.startswith(("B", "GB")):
-        changes["graphs"] = facts["blackwell_graphs"]
+    for name in ("graphs", "blocking", "overlap_ep", "dispatch", "fused_experts", "low_attention"):
+        if name in facts:
+            changes[name] = facts[name]
     return dataclasses.replace(recipe, **changes)
 
 

@@ -29,12 +29,12 @@ SOFTWARE: dict[str, Recipe] = {
     "megatron-2021": Recipe(precision="fp16", attention="eager", **_NO_OVERLAP),
     # Korthikanti et al., 2205.05198: the backward all-reduce runs beside the weight gradient.
     "megatron-2022": Recipe(precision="fp16", attention="eager", **{**_NO_OVERLAP, "overlap_tp": True}),
-    # Megatron-DeepSpeed (BLOOM, vTrain, MT-NLG): as Megatron of 2021, but DeepSpeed's pipeline engine sends
-    # whole activations, one instruction at a time, and has no interleaving (deepspeed/runtime/pipe).
+    # Megatron-DeepSpeed (BLOOM, vTrain, MT-NLG): as Megatron of 2021, but DeepSpeed's pipeline engine works off
+    # one instruction at a time, and has no interleaving. It sends cut activations, too: its is_pipe_partitioned
+    # and is_grad_partitioned follow is_model_parallel (deepspeed/runtime/pipe/engine.py).
     "megatron-deepspeed": Recipe(
         precision="bf16",
         attention="eager",
-        scatter=False,
         paired=False,
         interleaves=False,
         # BF16_Optimizer adds 2-byte gradients up in 4-byte ones and keeps both, and all-reduces them whole
@@ -52,7 +52,6 @@ SOFTWARE: dict[str, Recipe] = {
         attention="eager",
         grad_nbytes=2,
         bucket=_DEEPSPEED_BUCKET,
-        scatter=False,
         paired=False,
         interleaves=False,
         fused_grad=False,
