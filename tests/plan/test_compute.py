@@ -1,11 +1,18 @@
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tonnage.plan import Batch, Layout, Recipe, load_model
 from tonnage.plan.cluster import device_cluster
-from tonnage.plan.compute import KERNEL_GAP, matmul_seconds, padded_vocab
+from tonnage.plan.compute import KERNEL_GAP, Work, duration, layer_work, matmul_seconds, padded_vocab
+from tonnage.plan.grid import grid_of
+from tonnage.plan.model import Layer
 
 H100 = device_cluster("h100", 1).device
 B300 = device_cluster("b300", 1).device
@@ -54,6 +61,60 @@ def test_a_layers_products_on_b300_are_near_nvidias_table(precision: str, measur
     )
     # Within a training step products reach 0.925 of it.
     assert seconds * 0.925 == pytest.approx(measured, rel=0.12)
+
+
+def test_a_grouped_mxfp8_product_on_gb200_is_near_the_published_rate() -> None:
+    # 2,672 TFLOP/s at K 7168, N 2048: Megatron-LM docs/discussions, "Optimizing DeepSeek-V3 Training Performance
+    # on NVIDIA GB200 NVL72", section 1.
+    device = device_cluster("gb200", 1).device
+    seconds = float(
+        matmul_seconds(8192, 2048, 7168, device=device, precision="mxfp8", groups=8, in_nbytes=1.0)
+    )
+    assert 2 * 8 * 8192 * 2048 * 7168 / seconds / 1e12 == pytest.approx(2672, rel=0.05)
+
+
+def routed(host_kernels: float, experts: float, **recipe: Any) -> tuple[float, float]:
+    """Seconds of 2 ms of work, part of it of experts, that runs ahead and that waits."""
+    grid = grid_of(
+        [Layout(dp=8, ep=8, recipe=Recipe(**recipe))],
+        load_model("mixtral-8x7b"),
+        Batch(sequences=8, seq=4096),
+    )
+    work = Work(matmul=2e-3, other=0.0, kernels=10, routed=np.full(1, host_kernels), experts=experts)
+    return float(duration(work, grid)[0]), float(np.ravel(duration(work, grid, waits=True))[0])
+
+
+@given(kernels=st.integers(1, 400), share=st.floats(0, 1))
+def test_waiting_for_the_experts_counts_never_saves_time(kernels: int, share: float) -> None:
+    ahead, waiting = routed(kernels, share * 2e-3)
+    assert ahead <= waiting + 1e-12
+    recorded = routed(kernels, share * 2e-3, graphs="all")
+    assert recorded[0] == recorded[1] <= waiting
+
+
+def test_a_host_that_cannot_run_ahead_shows_beside_the_rest_of_the_layer() -> None:
+    # 100 kernels of 24 µs are 2.4 ms of the host: under 2 ms of the card nearly all hides where it may.
+    ahead, waiting = routed(100, 0.5e-3)
+    assert ahead == pytest.approx(110 * 24e-6)
+    assert waiting == pytest.approx(1.5e-3 + 10 * KERNEL_GAP + 100 * 24e-6)
+
+
+def test_blocking_launches_add_the_host_to_the_card() -> None:
+    assert routed(100, 0.0, blocking=True)[0] == pytest.approx(2e-3 + 110 * 24e-6)
+
+
+def test_attention_on_a_card_with_few_exponentials_is_slower_at_narrow_heads_above_all() -> None:
+    b200, b300 = (device_cluster(card, 1).device for card in ("b200", "b300"))
+    assert b200.exps < b300.exps == 1
+    model = load_model("llama3-8b")
+    grid = grid_of([Layout(recipe=Recipe(attention="flash3"))], model, Batch(sequences=1, seq=65536))
+    narrow = dataclasses.replace(model.layers[0][0], qk_dim=64, v_dim=64, heads=64)
+
+    def seconds(layer: Layer, card: str) -> float:
+        return float(layer_work(layer, model, grid, device_cluster(card, 1)).forward.other[0])
+
+    wide_loss = seconds(model.layers[0][0], "b200") / seconds(model.layers[0][0], "b300")
+    assert 1.05 < wide_loss < seconds(narrow, "b200") / seconds(narrow, "b300")
 
 
 @given(m=st.integers(1, 20000), n=st.integers(1, 20000), k=st.integers(1, 20000))

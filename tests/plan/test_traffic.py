@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -18,7 +20,7 @@ from tonnage.plan.model import Layer, runs
 from tonnage.plan.model import attention as attention_matrices
 from tonnage.plan.model import mlp as mlp_matrices
 from tonnage.plan.rows import stage_flows
-from tonnage.plan.traffic import FULLEST, pipeline_send_nbytes, pipeline_sends
+from tonnage.plan.traffic import FULLEST, distinct, layer_flows, pipeline_send_nbytes, pipeline_sends
 
 
 def small(layers: int = 4, hidden: int = 64, vocab: int = 1024, heads: int = 8) -> Model:
@@ -206,6 +208,41 @@ def test_experts_exchange_107_gb_in_the_deepseek_example() -> None:
     model = load_model("deepseek-v3")
     sent = planned(model, Layout(dp=64, ep=64), Batch(sequences=64, seq=4096))
     assert sent[("ep", "all-to-all")] / 1e9 == pytest.approx(1.85 * 58, rel=0.01)
+
+
+@settings(deadline=None)
+@given(per=st.integers(1, 4), groups=st.integers(1, 4), data=st.data())
+def test_a_token_goes_once_to_each_group_that_has_one_of_its_experts(
+    per: int, groups: int, data: st.DataObject
+) -> None:
+    experts = per * groups
+    chosen = data.draw(st.integers(1, experts))
+    layer = dataclasses.replace(load_model("mixtral-8x7b").layers[0][0], experts=experts, top_k=chosen)
+    choices = list(combinations(range(experts), chosen))
+    counted = sum(len({expert // per for expert in choice}) for choice in choices) / len(choices)
+    assert float(distinct(layer, groups)) == pytest.approx(counted)
+
+
+@pytest.mark.parametrize(("ep", "hosts"), [(8, 1), (16, 2), (64, 8)])
+def test_tokens_sent_once_cross_the_network_once_a_host(ep: int, hosts: int) -> None:
+    model, batch = load_model("deepseek-v3"), Batch(sequences=ep, seq=4096)
+    layout = Layout(dp=ep, ep=ep, recipe=Recipe(dispatch="once"))
+    grid = grid_of([layout], model, batch)
+    cluster = device_cluster("h100", ep)
+    layer = model.layers[-1][0]
+    between, inside = (
+        next(f for f in layer_flows(layer, model, grid, cluster) if f.label.endswith(where))
+        for where in ("between hosts", "in a host")
+    )
+    token = model.hidden * 2.0
+    outside = split("all-to-all", between.nbytes, between.to)[1]
+    # Eight experts in 256 lie on that many hosts on average, and no token leaves for its own.
+    reached = hosts * (1 - np.prod([(256 - 256 / hosts - i) / (256 - i) for i in range(8)]))
+    assert float(outside[0]) == pytest.approx(4096 * token * reached * (hosts - 1) / hosts)
+    assert float(inside.to.size[0]) == 8
+    # A copy for each expert sends more over the network, wherever it is left.
+    each = split("all-to-all", 4096 * token * 8, reach(cluster, size=ep, stride=1))[1]
+    assert float(outside[0]) < float(each) or hosts == 1
 
 
 @given(share=st.floats(0.01, 1.0), h=st.integers(1, 100))

@@ -300,9 +300,12 @@ where known, and, for runs of nobody's table, `software` and `nic_gbit`.
   a first pass stood at 21 %. What was then added comes from elsewhere, each with its source in the code: the
   power limit of newer cards (benchmarks of random matrices), the older instructions of flash attention 2 on
   Hopper, narrow heads, alignment, serial sends and separate gradient sums in DeepSpeed's engine, uneven stages,
-  recomputation of a part of the layers, quantisation passes, and the host's cost of a kernel and a collective.
+  recomputation of a part of the layers, quantisation passes, the host's cost of a kernel and a collective,
+  tokens sent once to a rank, the wait for the experts' counts, the measured share of their exchange that hides,
+  and attention on cards with few exponentials.
   Which software a source ran (`plan/data/sources.toml`) was reconsidered in that pass too: NeMo and Megatron of
-  early 2024 before cuDNN's attention, llm-foundry the same on H100 as on A100. So the held-out figures are those
+  early 2024 before cuDNN's attention, llm-foundry the same on H100 as on A100, and for each row of
+  Megatron-Bridge what the recipe of that release turned on (graphs, dispatcher, overlap). So the held-out figures are those
   of a model whose *structure* has seen these runs and whose constants have not; runs that nobody has shown it
   may fare worse.
 - **baseline** is one constant: FLOP / (cards x peak x share) x (1 + (p - 1) / (m v)), its share the median of
