@@ -7,6 +7,8 @@ the tensors that reach the process group.
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -151,7 +153,9 @@ CASES: dict[str, Callable[[nn.Module], None]] = {
 
 
 def main() -> None:
-    dist.init_process_group("gloo")
+    # Through a file: a free port that is asked for first may be somebody else's when the ranks bind it.
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=size)
     found = {}
     for name, case in CASES.items():
         torch.manual_seed(0)

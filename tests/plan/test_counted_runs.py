@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections import Counter
@@ -28,20 +27,16 @@ pytest.importorskip("torch", reason="real runs need torch")
 
 
 @pytest.fixture(scope="module")
-def counted() -> dict[str, dict[str, int]]:
+def counted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, int]]:
     """What the ranks counted in each case, from one launch."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    meeting = tmp_path_factory.mktemp("ranks") / "store"
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-W", "ignore", str(SCRIPT)],
+            [sys.executable, "-W", "ignore", str(SCRIPT), str(meeting)],
             env={
                 **os.environ,
                 "RANK": str(rank),
                 "WORLD_SIZE": str(RANKS),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
                 "OMP_NUM_THREADS": "1",
                 "GLOO_SOCKET_IFNAME": "lo",
             },
