@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import logging
 import time
 from collections.abc import Callable
 from typing import Any
@@ -79,6 +80,7 @@ def llm_analysis() -> float | None:
         get_model_config_by_name,
     )
 
+    logging.disable(logging.WARNING)  # it logs each question; we time its answers
     analysis = LLMAnalysis(
         get_model_config_by_name("facebook_opt-125m"),
         get_gpu_config_by_name("a100-sxm-80gb"),
