@@ -30,6 +30,15 @@ def test_a_layout_that_fits_is_its_own_nearest() -> None:
     assert nearest_fit(load_model("llama3-8b"), device_cluster("h100", 8), layout, batch) == layout
 
 
+def test_experts_that_would_no_longer_divide_the_ranks_are_passed_over() -> None:
+    layout = Layout(dp=64, pp=4, ep=64, virtual=4)
+    batch = Batch(sequences=4096, seq=4096)
+    model, cluster = load_model("deepseek-v3"), device_cluster("gb200", 256)
+    near = nearest_fit(model, cluster, layout, batch)
+    assert near is not None
+    assert predict(model, cluster, near, batch).fits
+
+
 def test_one_change_is_nearer_than_two() -> None:
     model, cluster, batch = load_model("llama3-8b"), device_cluster("h100", 8), Batch(sequences=64, seq=4096)
     near = nearest_fit(model, cluster, Layout(dp=8), batch)

@@ -90,7 +90,7 @@ def part_rows(prediction: Prediction, lang: Language = "en") -> Rows:
     rows = [
         (say(name, lang), format_time(value), f"{value / prediction.seconds:.1%}")
         for name, value in prediction.parts.items()
-        if value > 0
+        if value > 1e-9 * prediction.seconds
     ]
     return [*rows, (say("total", lang), format_time(prediction.seconds), "100.0%")]
 

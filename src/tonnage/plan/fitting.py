@@ -6,6 +6,7 @@ the same cards, and the batch stays.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterator
 
@@ -61,17 +62,19 @@ def _near(layout: Layout, cluster: Cluster) -> Iterator[Layout]:
             if (dp * layout.cp == 1 and zero > layout.zero) or (zero == 3 and pp > 1 and layout.zero < 3):
                 continue
             shard = layout.shard if layout.shard and dp * layout.cp % layout.shard == 0 else 0
-            yield layout.replace(
-                dp=dp,
-                tp=tp,
-                pp=pp,
-                sp=layout.sp or (tp > 1 and layout.tp == 1),
-                zero=zero,
-                shard=shard,
-                micro_batch=b,
-                recompute=again,
-                stages=layout.stages if deeper == 1 else (),
-            )
+            # Experts or chunks may not divide what is left.
+            with contextlib.suppress(LayoutError):
+                yield layout.replace(
+                    dp=dp,
+                    tp=tp,
+                    pp=pp,
+                    sp=layout.sp or (tp > 1 and layout.tp == 1),
+                    zero=zero,
+                    shard=shard,
+                    micro_batch=b,
+                    recompute=again,
+                    stages=layout.stages if deeper == 1 else (),
+                )
 
 
 def _is_legal(layout: Layout, model: Model, cluster: Cluster, batch: Batch) -> bool:
