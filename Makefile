@@ -48,5 +48,5 @@ $(BIN)/python:
 $(READY): pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing tonnage and its development tools into $(VENV) (minutes, the first time)" >&2
 	@$(PIP) --upgrade 'pip>=25.1'
-	@$(PIP) -e '.[train]' --group dev --group browser --group docs
+	@$(PIP) -e '.[train,huggingface,lightning,ray]' --group dev --group browser --group docs
 	@touch $@

@@ -52,6 +52,7 @@ class Strategy(_strategies.DDPStrategy):  # type: ignore[misc]
     def __init__(self, *, engine: Mapping[str, Any] | None = None, **settings: Any) -> None:
         super().__init__(**settings)
         self._engine = dict(engine or {})
+        self._wrapped: DataParallel | None = None
         for_ddp = [
             *self._ddp_kwargs,
             *(name for name in settings if name.startswith(("ddp_comm", "model_av"))),
@@ -64,7 +65,10 @@ class Strategy(_strategies.DDPStrategy):  # type: ignore[misc]
 
     def _setup_model(self, model: nn.Module) -> DataParallel:
         refuse_wrapped(model)
-        return DataParallel(model, **self._engine)
+        if self._wrapped is not None:  # of a fit before this one
+            self._wrapped.close()
+        self._wrapped = DataParallel(model, **self._engine)
+        return self._wrapped
 
     def _register_ddp_hooks(self) -> None:
         """None: what they would compress, ``engine={"compress": …}`` does."""
@@ -134,8 +138,12 @@ class Strategy(_strategies.DDPStrategy):  # type: ignore[misc]
         return whole_state(inner)
 
     def teardown(self) -> None:
-        """Let transfers end, and hand the bare module back."""
+        """Let transfers end, and hand the bare module back.
+
+        The engine stays until another fit or the end of the process: ``trainer.save_checkpoint()`` after
+        ``fit()`` still gathers the optimizer's state from all ranks.
+        """
         if isinstance(self.model, DataParallel):
-            self.model.close()
+            self.model.wait()
             self.model = self.lightning_module
         super().teardown()

@@ -30,7 +30,7 @@ from tonnage.engine.transport.group import broadcast_wire_nbytes, children
 from tonnage.engine.transport.mesh import Mesh, Outgoing
 from tonnage.engine.transport.packed import Coded, Packed, Packing, Projected, Projection, Sends
 from tonnage.engine.transport.ticket import Buffers, Leg, Ticket
-from tonnage.errors import RankFailure
+from tonnage.errors import EngineError, RankFailure
 
 _GRADIENTS, _WHOLE, _MAIL = 1 << 60, 2 << 60, 3 << 60
 _URGENT, _SOON = -2, -1
@@ -400,6 +400,11 @@ class TcpTransport:
 
     def _next_mail(self) -> int:
         self._raise_failure()
+        if self._closing:
+            raise EngineError(
+                "this needs all ranks, and the engine was closed",
+                hint="do it before model.close(), or before the process group ends",
+            )
         self._num_mails += 1
         return _MAIL | self._num_mails
 
