@@ -48,6 +48,18 @@ class PreparedOptimizer(_optimizer.AcceleratedOptimizer):  # type: ignore[misc]
         return self.optimizer.state_dict() if found is None else found
 
 
+class _Loadable:
+    """A module to those who load weights into it, which safetensors tells apart by their storage."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.load_state_dict = module.load_state_dict
+        self._module = module
+
+    def state_dict(self) -> dict[str, Any]:
+        """Its weights, in memory of their own."""
+        return own_weights(self._module.state_dict())
+
+
 class Accelerator(_accelerate.Accelerator):  # type: ignore[misc]
     """As Accelerate's, with ``tonnage.DataParallel`` where that would use DistributedDataParallel.
 
@@ -201,7 +213,8 @@ class Accelerator(_accelerate.Accelerator):  # type: ignore[misc]
     def load_state(self, *args: Any, **kwargs: Any) -> Any:
         """Take back what :meth:`save_state` wrote, or Accelerate's own for the bare model."""
         prepared = self._models
-        self._models = [m.module if isinstance(m, DataParallel) else m for m in prepared]
+        bare: list[Any] = [_Loadable(m.module) if isinstance(m, DataParallel) else m for m in prepared]
+        self._models = bare
         try:
             return super().load_state(*args, **kwargs)
         finally:

@@ -73,12 +73,17 @@ def adopt_optimizer(model: DataParallel, given: Optimizer) -> Optimizer:
 
 
 def adopt_scheduler(scheduler: Any, *, given: Optimizer, engine: Optimizer) -> None:
-    """Let ``scheduler``, made for ``given``, drive ``engine`` instead; one for another optimizer stays."""
+    """Let ``scheduler``, made for ``given``, drive ``engine`` instead; one for another optimizer stays.
+
+    What it has set in the groups of ``given`` by now, such as the first rate of a warm-up, is set here, too.
+    """
     if isinstance(scheduler, (SequentialLR, ChainedScheduler)):
         for each in scheduler._schedulers:
             adopt_scheduler(each, given=given, engine=engine)
     if getattr(scheduler, "optimizer", None) is given:
         scheduler.optimizer = engine
+        for ours, theirs in zip(engine.param_groups, given.param_groups, strict=True):
+            ours.update({name: value for name, value in theirs.items() if name != "params"})
         _tell_when_stepped(engine)
 
 
