@@ -13,6 +13,7 @@ from models import Mixed, differing, features, largest_difference, perceptron, s
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 from tonnage.engine import DataParallel, GradScaler
 
@@ -221,6 +222,78 @@ def averaged_weights(schedule: str) -> list[str]:
             average.update_parameters(model.module)
     found = differing(averages[0].module, averages[1].module)
     return found + both.end()
+
+
+class _Recomputed(nn.Module):
+    """Blocks whose activations are computed again in the backward pass."""
+
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(12, 12), nn.Tanh()) for _ in range(4))
+        self._reentrant = reentrant
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.requires_grad_()  # as an embedding's output would
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=self._reentrant)
+        return x
+
+
+def recomputed(schedule: str, reentrant: bool) -> list[str]:
+    """Bits that differ from DDP's when activations are computed again."""
+    both = _Both(seeded(lambda: _Recomputed(reentrant)), schedule)
+    for step in range(4):
+        both.step(features(10, dist.get_rank(), step))
+    return both.end()
+
+
+def looked_through(schedule: str) -> list[str]:
+    """Bits that differ from DDP's where gradients of the input alone are asked for before the backward pass."""
+    both = _Both(seeded(perceptron), schedule)
+    for step in range(3):
+        for model, optimizer in both.each():
+            x = features(14, dist.get_rank(), step).requires_grad_()
+            output = model(x)
+            (slope,) = torch.autograd.grad(output.sum(), x, retain_graph=True)
+            (output.square().mean() + slope.mean()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return both.end()
+
+
+def autocast(schedule: str) -> list[str]:
+    """Bits that differ from DDP's under bf16 autocast, whose parameters stay fp32."""
+    both = _Both(seeded(Mixed), schedule)
+    for step in range(4):
+        x = tokens(11, dist.get_rank(), step)
+        for model, optimizer in both.each():
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = _loss(model, x)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert {p.dtype for p in both.ours.parameters()} == {torch.float32}
+    return both.end()
+
+
+def adversaries(schedule: str) -> list[str]:
+    """Two models in turn, one trained through the other, as GANs are; bits that differ from DDP's."""
+    maker, judge = (_Both(seeded(perceptron, seed), schedule) for seed in (1, 2))
+    for step in range(4):
+        noise, real = (features(seed, dist.get_rank(), step) for seed in (12, 13))
+        for (make, make_step), (tell, tell_step) in zip(maker.each(), judge.each(), strict=True):
+            (tell(make(noise).detach()).mean() - tell(real).mean()).backward()
+            tell_step.step()
+            tell_step.zero_grad()
+            # Through the other's module, whose gradients nobody wants: it is not its turn.
+            if isinstance(tell, DataParallel):
+                tell.wait()
+            tell.module.requires_grad_(False)
+            (-tell.module(make(noise)).mean()).backward()
+            tell.module.requires_grad_(True)
+            make_step.step()
+            make_step.zero_grad()
+    return maker.end() + judge.end()
 
 
 def clipped_by_torch() -> None:

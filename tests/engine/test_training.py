@@ -82,6 +82,27 @@ def test_averages_of_the_weights_equal_those_of_ddp(pair: Any, schedule: str) ->
     assert pair.run("in_rank_training.averaged_weights", schedule=schedule) == [[], []]
 
 
+@every_schedule
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_activations_computed_again_equal_ddp(pair: Any, schedule: str, reentrant: bool) -> None:
+    assert pair.run("in_rank_training.recomputed", schedule=schedule, reentrant=reentrant) == [[], []]
+
+
+@every_schedule
+def test_gradients_of_the_input_alone_begin_no_backward_pass(pair: Any, schedule: str) -> None:
+    assert pair.run("in_rank_training.looked_through", schedule=schedule) == [[], []]
+
+
+@every_schedule
+def test_autocast_to_bf16_equals_ddp(pair: Any, schedule: str) -> None:
+    assert pair.run("in_rank_training.autocast", schedule=schedule) == [[], []]
+
+
+@every_schedule
+def test_two_models_trained_against_each_other_equal_ddp(pair: Any, schedule: str) -> None:
+    assert pair.run("in_rank_training.adversaries", schedule=schedule) == [[], []]
+
+
 def test_clipping_gradients_that_were_sent_already_is_refused(pair: Any) -> None:
     for error in pair.answers("in_rank_training.clipped_by_torch"):
         assert isinstance(error, EngineError)

@@ -19,7 +19,8 @@ This is the only module that knows of autograd's hooks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 import torch
@@ -112,6 +113,7 @@ class Schedule:
         self._in_order = transport.ordered or not self.sharded
         self._fired: set[int] = set()
         self._in_backward = False
+        self._end_is_queued = False
         self._armed = False
         self._reductions: dict[int, Ticket] = {}
         self._unsent: list[Ticket] = []
@@ -174,10 +176,18 @@ class Schedule:
         if self.observer is not None:
             self.observer.begin_forward()
         self._armed = True
+        self._end_is_queued = False
         self._log.begin_compute("forward")
 
-    def end_forward(self) -> None:
-        """The forward pass has ended; the loss and the backward pass follow."""
+    def end_forward(self, output: object = None) -> None:
+        """The forward pass has ended; the loss and the backward pass follow.
+
+        Reentrant checkpointing runs backward passes of its own inside, and a callback that is queued there is
+        called at the end of such a part. The gradient of the output is the first of the whole.
+        """
+        for tensor in _tensors_in(output):
+            if tensor.requires_grad and not tensor.is_leaf:
+                tensor.register_hook(self._queue_end)
         if self.sharded and not self._learnt:
             self._learn()
         if self.observer is not None:
@@ -331,7 +341,19 @@ class Schedule:
                 assert self.updater is not None
                 self.updater.sample()
                 self.updates_pending = True
-        torch.autograd.Variable._execution_engine.queue_callback(self.on_backward_end)
+        if not self._end_is_queued:
+            _when_backward_ends(self.on_backward_end)
+
+    def _queue_end(self, _: torch.Tensor) -> None:
+        if not self._end_is_queued:
+            self._end_is_queued = True
+            _when_backward_ends(self._end_if_begun)
+
+    def _end_if_begun(self) -> None:
+        """``torch.autograd.grad()`` passes through the output, too, and reaches no parameter."""
+        self._end_is_queued = False
+        if self._in_backward:
+            self.on_backward_end()
 
     def _keep_in_bucket(self, index: int, parameter: torch.Tensor) -> None:
         view, gradient = self._views[index], parameter.grad
@@ -489,6 +511,23 @@ class Schedule:
             each.register_load_state_dict_pre_hook(_Gate(self.wait_gathers))
             # Whoever copies or pickles a module goes through its attributes in order: the gates come first.
             each.__dict__["_parameters"] = each.__dict__.pop("_parameters")
+
+
+def _when_backward_ends(call: Callable[[], None]) -> None:
+    torch.autograd.Variable._execution_engine.queue_callback(call)
+
+
+def _tensors_in(output: object) -> Iterator[torch.Tensor]:
+    """The tensors of an output, in containers and dataclasses too (as Hugging Face's are)."""
+    if isinstance(output, torch.Tensor):
+        yield output
+    elif isinstance(output, Mapping):
+        yield from (tensor for each in output.values() for tensor in _tensors_in(each))
+    elif isinstance(output, (list, tuple, set)):
+        yield from (tensor for each in output for tensor in _tensors_in(each))
+    elif dataclasses.is_dataclass(output) and not isinstance(output, type):
+        fields = (getattr(output, field.name) for field in dataclasses.fields(output))
+        yield from (tensor for each in fields for tensor in _tensors_in(each))
 
 
 class Hook:

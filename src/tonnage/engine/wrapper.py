@@ -164,7 +164,7 @@ class DataParallel(nn.Module):
             return self.module(*args, **kwargs)
         self._begin_forward()
         output = self.module(*args, **kwargs)
-        self._end_forward()
+        self._end_forward(output)
         return output
 
     def _open_step(self) -> None:
