@@ -27,6 +27,7 @@ import torch
 from torch import nn
 
 from tonnage.engine.bucket import Bucket
+from tonnage.engine.check import Check
 from tonnage.engine.record import StepLog
 from tonnage.engine.transport import Buffers, Ticket, Transport
 from tonnage.errors import EngineError
@@ -83,6 +84,7 @@ class Schedule:
         log: what is told of it.
         name: which schedule.
         find_unused: whether parameters may stay without a gradient.
+        check: watches every step, for whoever debugs.
     """
 
     def __init__(
@@ -97,6 +99,7 @@ class Schedule:
         *,
         name: ScheduleName,
         find_unused: bool,
+        check: Check | None = None,
     ) -> None:
         self.sharded = name != "allreduce"
         self.early = name == "early"
@@ -110,6 +113,7 @@ class Schedule:
         self._transport = transport
         self._log = log
         self._find_unused = find_unused
+        self._check = check
         self._in_order = transport.ordered or not self.sharded
         self._fired: set[int] = set()
         self._in_backward = False
@@ -177,6 +181,9 @@ class Schedule:
             self.observer.begin_forward()
         self._armed = True
         self._end_is_queued = False
+        if self._check is not None:
+            self.wait_gathers()
+            self._check.agree(self._parameters, self._names)
         self._log.begin_compute("forward")
 
     def end_forward(self, output: object = None) -> None:
@@ -194,6 +201,10 @@ class Schedule:
             self.observer.end_forward()
         self._log.begin_compute("backward")
         self.wait_writable()
+        if self._check is not None:
+            for view, parameter in zip(self._views, self._parameters, strict=True):
+                if parameter.grad is None:  # to be written, and read by nobody before
+                    view.fill_(torch.nan)
 
     def wait_writable(self) -> None:
         """Gradient buckets may be written: what was in them has left, and the own part was added up."""
@@ -255,6 +266,9 @@ class Schedule:
         self._log.end_compute()
         if not self.sharded:
             self.wait_writable()  # the user may clip or change gradients from here on
+        if self._check is not None:
+            self.wait_reductions()
+            self._check.averaged(self._buffers)
         self._agree_on_unused()
         if self.early and not self._transport.updates_early:
             self._update_all()
@@ -299,6 +313,9 @@ class Schedule:
 
     def end_update(self) -> None:
         """The step is over."""
+        if self._check is not None:
+            self.wait_gathers()
+            self._check.used(self._buffers)
         self.updates_pending = False
         self._log.end_compute()
         self._reductions.clear()
@@ -388,6 +405,8 @@ class Schedule:
 
     def _leave(self, index: int) -> None:
         self._left[index] = True
+        if self._check is not None:
+            self._check.leaves(index, self._buffers[index])
         if not self.sharded:
             ticket = self._transport.start_all_reduce(index)
         else:

@@ -31,6 +31,7 @@ from tonnage.engine.bucket import (
     plan_hash,
 )
 from tonnage.engine.carry import hand_on
+from tonnage.engine.check import Check
 from tonnage.engine.compress import AUTO_CODECS
 from tonnage.engine.explain import explain
 from tonnage.engine.record import StepLog
@@ -82,6 +83,9 @@ class DataParallel(nn.Module):
         timeout: seconds after which a transfer that does not end is an error.
         hang_timeout: seconds without a sign of life after which a rank that is waited for is taken to
             hang. Code that holds the interpreter's lock for longer would be taken for that.
+        debug: check each step, slowly: that the overlapped mean of each bucket equals that of a blocking
+            exchange, that all ranks' parameters are the same bit for bit, and, by filling memory with NaN
+            between its uses, that nothing is read too early or too late.
 
     Raises:
         EngineError: nothing to train, several devices, a device without a transport, or ranks that
@@ -100,6 +104,7 @@ class DataParallel(nn.Module):
         find_unused_parameters: bool = False,
         timeout: float = 300.0,
         hang_timeout: float = 10.0,
+        debug: bool = False,
     ) -> None:
         super().__init__()
         if schedule not in ("shard", "early", "allreduce"):
@@ -144,6 +149,7 @@ class DataParallel(nn.Module):
             self._log,
             name=schedule,
             find_unused=find_unused_parameters,
+            check=Check(self._transport) if debug else None,
         )
         self._tuner = self._new_tuner(schedule, cut=bucket == "auto", codec=compress == "auto")
         self._optimizer: EngineOptimizer | None = None

@@ -71,6 +71,8 @@ class TcpTransport:
         health: finds out who hangs.
         timeout: seconds a wait may take.
         clock: seconds of the run.
+
+    ``poisons`` fills with NaN what was received of others, as soon as it was added up.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class TcpTransport:
         self.ordered = False
         self.updates_early = True
         self.sent_nbytes = 0
+        self.poisons = False
         self._health = health
         self._timeout = timeout
         self._clock = clock
@@ -283,6 +286,8 @@ class TcpTransport:
 
         def mean() -> None:
             average(in_rank_order, out=summed)
+            if self.poisons:  # before anything leaves that would let a peer send the next step's
+                scratch.fill_(torch.nan)
             if not sharded:
                 own.copy_(summed)
 
