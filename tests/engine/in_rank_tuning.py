@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import random
+import time
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ from torch.nn import functional as F
 
 from tonnage.engine import DataParallel
 from tonnage.engine.bucket import sending_order
+from tonnage.engine.tune import OBSERVED, WARMUP
 
 _OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
     "AdamW": (torch.optim.AdamW, {"lr": 1e-2, "weight_decay": 0.1, "amsgrad": True}),
@@ -51,6 +54,26 @@ def tuned(schedule: str, steps: int, compress: str | None) -> dict[str, Any]:
         bits.append(_bits(model.module))
         model.close()
     return {"bits": bits, "tuning": facts.get("tuning"), "world_size": dist.get_world_size()}
+
+
+def waited_for() -> list[str]:
+    """What is warned of when rank 1 is late in every step after the tuning."""
+    said: list[str] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
+
+    logger, keep = logging.getLogger("tonnage"), Keep()
+    logger.addHandler(keep)
+    model, optimizer = _make("shard", "AdamW", "auto", None)
+    for step in range(30):
+        if dist.get_rank() and step > WARMUP + OBSERVED:
+            time.sleep(0.05)
+        _step(model, optimizer, step, 1)
+    model.close()
+    logger.removeHandler(keep)
+    return said
 
 
 def _trained(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
-from tonnage.engine.explain import explain
+from tonnage.engine.explain import explain, waits_more_than_predicted
 from tonnage.engine.fit import LinkFit
 from tonnage.engine.tune import Tuning, Way
 from tonnage.ledger import Ledger, Recorder
@@ -67,3 +69,23 @@ def test_a_job_of_few_steps_or_one_rank_is_told_so():
         recorder.add(recorder.channel("step", "step"), step, 0, 0, step, step + 1.0)
     alone = explain(recorder.ledger({}), schedule="shard", compress=None, tuning=None)
     assert "one rank" in alone
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "waited", "cycle", "warned"),
+    [
+        (8, 0.60, 1.0, True),  # nothing was predicted to show
+        (8, 0.60, 1.5, False),  # about half was
+        (8, 0.20, 1.0, False),  # within what a machine that others use adds
+        (7, 0.60, 1.0, False),  # too early to tell
+    ],
+)
+def test_less_overlap_than_predicted_is_warned_of(
+    num_steps: int, waited: float, cycle: float, warned: bool
+) -> None:
+    chosen = dataclasses.replace(tuning(0.5), cycle=cycle)
+    before = [(step, 1.0, 0.9) for step in range(chosen.step + 1)]
+    after = [(chosen.step + 1 + k, 1.0, waited) for k in range(num_steps)]
+    text = waits_more_than_predicted(chosen, [*before, *after])
+    assert ("model.explain()" in text) is warned
+    assert ("600 ms of each step (60%)" in text) is warned

@@ -61,3 +61,11 @@ def test_tuning_is_in_the_ledger_and_changes_no_number(
     assert (tuning[0]["reason"] != "") == (compress == "auto")
     if tuning[0]["compress"] in (None, "lossless"):
         assert all(a == b for a, b in (each["bits"] for each in found))
+
+
+def test_a_rank_that_is_late_in_every_step_is_warned_of_once_by_one_rank(pair: Any) -> None:
+    first, second = pair.run("in_rank_tuning.waited_for")
+    assert second == []
+    assert len(first) == 1
+    assert "wait for transfers" in first[0]
+    assert "model.explain()" in first[0]

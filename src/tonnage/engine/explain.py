@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Sequence
+
 import polars as pl
 
 from tonnage.engine.schedule import ScheduleName
@@ -17,6 +20,12 @@ NEGLIGIBLE = 0.03
 
 BUSY = 0.7
 """Share of a step from which on the link is what sets the pace."""
+
+FAR = 0.25
+"""Share of a step that may wait beyond what was predicted; a machine that others use comes near it."""
+
+RECENT_STEPS = 8
+"""Steps after a tuning, at least, that a warning rests on."""
 
 LATE = 2.0
 """A transfer that takes this many times what the link needs for it waited for something else."""
@@ -69,6 +78,27 @@ def explain(ledger: Ledger, *, schedule: ScheduleName, compress: str | None, tun
     if tuning is not None:
         lines.append(tuning.text() + ".")
     return "\n".join(lines)
+
+
+def waits_more_than_predicted(tuning: Tuning, recent: Sequence[tuple[int, float, float]]) -> str:
+    """A warning where far less hides than the tuning predicted; empty while it does, or too early to tell.
+
+    Args:
+        tuning: the last one.
+        recent: number, seconds and exposed seconds of the last steps.
+    """
+    since = [each for each in recent if each[0] > tuning.step]
+    if len(since) < RECENT_STEPS:
+        return ""
+    seconds, waited = (statistics.median(values) for values in list(zip(*since, strict=True))[1:])
+    predicted = max(0.0, tuning.cycle - tuning.compute)
+    if waited <= predicted + FAR * seconds:
+        return ""
+    return (
+        f"{format_time(waited)} of each step ({waited / seconds:.0%}) wait for transfers, where "
+        f"{format_time(predicted)} were predicted before step {tuning.step}: less hides than could. "
+        "model.explain() says what it is that waits."
+    )
 
 
 def _needed(moves: pl.DataFrame, tuning: Tuning | None, num_steps: int) -> float | None:

@@ -14,6 +14,9 @@ from typing import Any
 from tonnage.engine.transport import Ticket, Transport
 from tonnage.ledger import Ledger, Recorder
 
+RECENT = 10
+"""Written steps that are kept at hand."""
+
 _KINDS = {"reduce-scatter": "gradient", "all-reduce": "gradient", "all-gather": "parameter"}
 
 
@@ -32,6 +35,8 @@ class StepLog:
     Args:
         transport: whose stamps these are.
         link: the link level that transfers cross, for the ledger.
+
+    ``recent`` has the last written steps: number, seconds, and seconds of them that waited for transfers.
     """
 
     def __init__(self, transport: Transport, *, link: str) -> None:
@@ -42,6 +47,7 @@ class StepLog:
         self._current: _Step | None = None
         self._open: tuple[str, object] | None = None
         self.step = 0
+        self.recent: deque[tuple[int, float, float]] = deque(maxlen=RECENT)
 
     def begin_step(self) -> None:
         """The step begins, unless one has begun."""
@@ -133,6 +139,8 @@ class StepLog:
         add = self._recorder.add
         channel = self._recorder.channel
         add(channel("step", "step"), step.number, 0, 0, seconds(step.start), seconds(step.stop))
+        waited = sum(seconds(b) - seconds(a) for ticket in step.tickets for a, b in ticket.exposed)
+        self.recent.append((step.number, seconds(step.stop) - seconds(step.start), waited))
         for op, start, stop in step.compute:
             add(channel("compute", op, link="device"), step.number, 0, 0, seconds(start), seconds(stop))
         for ticket in step.tickets:

@@ -16,6 +16,7 @@ import torch
 
 from tonnage.engine.shard import ShardedOptimizer
 from tonnage.engine.whole import EngineOptimizer
+from tonnage.errors import EngineError
 
 
 class GradScaler(torch.amp.GradScaler):
@@ -53,6 +54,11 @@ class GradScaler(torch.amp.GradScaler):
     ) -> dict[torch.device, torch.Tensor]:
         if isinstance(optimizer, EngineOptimizer) and optimizer.compression is not None:
             self._compressed.add(optimizer)
+        if isinstance(optimizer, EngineOptimizer) and optimizer.joining:
+            raise EngineError(
+                "a gradient scaler within join(): ranks that left early don't know of its scale",
+                hint="bf16 autocast, which needs no scaler; or as many batches on every rank",
+            )
         if not isinstance(optimizer, ShardedOptimizer):
             return super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
         gradients = optimizer.averaged_gradients("a gradient scaler")

@@ -107,6 +107,7 @@ class Schedule:
         self.has_optimizer = False
         self.updater: Updater | None = None
         self.updates_pending = False
+        self.before_update: Callable[[], None] | None = None
         self.unused: frozenset[int] = frozenset()
         self._names = names
         self._parameters = parameters
@@ -118,6 +119,7 @@ class Schedule:
         self._fired: set[int] = set()
         self._in_backward = False
         self._end_is_queued = False
+        self._accumulated = False
         self._armed = False
         self._reductions: dict[int, Ticket] = {}
         self._unsent: list[Ticket] = []
@@ -255,6 +257,7 @@ class Schedule:
         """Autograd is done: send what still lacks gradients, and see which were never used."""
         self._in_backward = False
         self._armed = False
+        self._accumulated = not self.synchronising
         if not self.synchronising:
             self._fired.clear()
             self._log.end_compute()
@@ -293,6 +296,8 @@ class Schedule:
             )
         if self.sharded:
             self._check_untouched()
+        if self.before_update is not None:
+            self.before_update()
         self._log.begin_compute("optimizer")
 
     def reduced(self, index: int) -> None:
@@ -340,7 +345,22 @@ class Schedule:
         self._transport.wait_received(ticket)
         self._log.waited(ticket, before)
 
+    def contribute(self) -> None:
+        """A backward pass without data: what was accumulated and not yet sent, else zeros."""
+        self._open_backward()
+        for view, parameter in zip(self._views, self._parameters, strict=True):
+            kept = self._accumulated and parameter.grad is view
+            if not kept:
+                view.zero_()
+                parameter.grad = None if self._find_unused else view
+        self.on_backward_end()
+
     def _begin_backward(self) -> None:
+        self._open_backward()
+        if not self._end_is_queued:
+            _when_backward_ends(self.on_backward_end)
+
+    def _open_backward(self) -> None:
         if self.synchronising and not self._armed:
             raise EngineError(
                 "a second backward pass without a forward pass before it",
@@ -358,8 +378,6 @@ class Schedule:
                 assert self.updater is not None
                 self.updater.sample()
                 self.updates_pending = True
-        if not self._end_is_queued:
-            _when_backward_ends(self.on_backward_end)
 
     def _queue_end(self, _: torch.Tensor) -> None:
         if not self._end_is_queued:

@@ -163,6 +163,11 @@ class Tuner:
         """Whether to choose before this step."""
         return step >= self._at and self._watch is not None
 
+    def postpone(self, step: int) -> None:
+        """Observe anew from this step on: those before it were unlike what comes."""
+        self._watch = None
+        self._at = max(self._at, step + OBSERVED + 1)
+
     def choose(
         self,
         step: int,

@@ -26,6 +26,7 @@ class EngineOptimizer(torch.optim.Optimizer):
     """
 
     compression: Compression | None
+    _schedule: Schedule
 
     def __init__(
         self, params: Any, make: Callable[..., torch.optim.Optimizer], settings: Mapping[str, Any]
@@ -38,6 +39,11 @@ class EngineOptimizer(torch.optim.Optimizer):
     def group_settings(self) -> list[dict[str, Any]]:
         """Learning rate and the like of each group."""
         return [settings_of(group) for group in self.param_groups]
+
+    @property
+    def joining(self) -> bool:
+        """Whether this is within ``join()``."""
+        return self._schedule.before_update is not None
 
 
 class WholeOptimizer(EngineOptimizer):

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -33,7 +34,8 @@ from tonnage.engine.bucket import (
 from tonnage.engine.carry import hand_on
 from tonnage.engine.check import Check
 from tonnage.engine.compress import AUTO_CODECS
-from tonnage.engine.explain import explain
+from tonnage.engine.explain import explain, waits_more_than_predicted
+from tonnage.engine.join import Announcement, announce, plain_settings, take_settings
 from tonnage.engine.record import StepLog
 from tonnage.engine.schedule import Hook, Schedule, ScheduleName, like, parameters_of
 from tonnage.engine.shard import ShardedOptimizer
@@ -47,11 +49,13 @@ from tonnage.engine.transport import (
     link_level,
     open_transport,
 )
-from tonnage.engine.tune import Tuner, check_agreed
+from tonnage.engine.tune import Tuner, Tuning, check_agreed
 from tonnage.engine.whole import EngineOptimizer, WholeOptimizer
 from tonnage.errors import EngineError, RankFailure
 from tonnage.ledger import Ledger, from_bytes, to_bytes, write_ledger
 from tonnage.units import parse_size
+
+_LOG = logging.getLogger("tonnage")
 
 FIRST_CAP = 2_000_000
 """Bytes of a bucket until something has been measured."""
@@ -152,6 +156,8 @@ class DataParallel(nn.Module):
             check=Check(self._transport) if debug else None,
         )
         self._tuner = self._new_tuner(schedule, cut=bucket == "auto", codec=compress == "auto")
+        self._warned_of: Tuning | None = None
+        self._joining = False
         self._optimizer: EngineOptimizer | None = None
         self._hand_out(list(module.parameters()), "parameter", step=-1)
         self._hand_out(list(module.buffers()), "buffer", step=-1)
@@ -183,9 +189,14 @@ class DataParallel(nn.Module):
                 "a parameter was unfrozen after the model was wrapped, and would not be averaged",
                 hint="set requires_grad before tonnage.DataParallel(model)",
             )
+        self._announce("forward", synchronising=self._schedule.synchronising)
+        self._open_forward()
+
+    def _open_forward(self) -> None:
         self._schedule.end_last_update()
-        if self._tuner is not None and self._log.between_steps:
+        if self._tuner is not None and self._log.between_steps and not self._joining:
             self._tune(self._tuner)
+            self._warn_of_waiting(self._tuner)
         self._schedule.begin_forward()
         if self._broadcast_buffers and self._schedule.synchronising:
             self._hand_out(list(self.module.buffers()), "buffer", step=self._log.step)
@@ -242,12 +253,69 @@ class DataParallel(nn.Module):
         finally:
             self._schedule.synchronising = before
 
+    @contextlib.contextmanager
+    def join(self) -> Iterator[None]:
+        """Train within on as many batches as this rank has, which may differ from the others' number.
+
+        A rank that leaves early takes part in the others' steps with gradients of zero, so that the mean is
+        over all ranks, as of DDP's ``join()``; unlike there, its optimizer steps with the others, and all are
+        alike afterwards. Step learning rate schedulers outside, or by hand on the ranks that left early.
+
+        Raises:
+            EngineError: the model has no optimizer yet, or ranks that have data do different things.
+        """
+        if self._optimizer is None:
+            raise EngineError(
+                "join() on a model without an optimizer of the engine's, which all ranks step together",
+                hint="optimizer = model.optimizer(torch.optim.AdamW, lr=…) first",
+            )
+        self._joining = True
+        self._schedule.before_update = lambda: self._announce("step")
+        self._schedule.observer = None
+        try:
+            yield
+            self._schedule.before_update = None
+            self._follow()
+        finally:
+            self._joining = False
+            self._schedule.before_update = None
+        if self._tuner is not None:
+            self._tuner.postpone(self._log.step)
+
+    def _announce(self, what: Literal["forward", "clip", "step"], **more: Any) -> None:
+        if not self._joining:
+            return
+        assert self._optimizer is not None
+        settings = [] if what == "clip" else plain_settings(self._optimizer.group_settings())
+        mine = Announcement(what=what, settings=settings, **more)
+        announce(self._transport, mine, self._memory[0].gradient.device)
+
+    def _follow(self) -> None:
+        """Do what the ranks do that still have data."""
+        optimizer = self._optimizer
+        assert optimizer is not None
+        while (told := announce(self._transport, None, self._memory[0].gradient.device)) is not None:
+            take_settings(optimizer.param_groups, told.settings or plain_settings(optimizer.group_settings()))
+            if told.what == "clip":
+                self._clip_grad_norm(told.max_norm)
+            elif told.what == "step":
+                optimizer.step()
+                optimizer.zero_grad()
+            elif told.synchronising:
+                self._open_forward()
+                self._schedule.end_forward()
+                self._schedule.contribute()
+
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
         """Scale all gradients so that their global 2-norm is at most ``max_norm``; returns the norm.
 
         Call it between ``backward()`` and ``step()``. It waits for all gradients, so that none of
         their transfers hides under the optimizer.
         """
+        self._announce("clip", max_norm=float(max_norm))
+        return self._clip_grad_norm(max_norm)
+
+    def _clip_grad_norm(self, max_norm: float) -> torch.Tensor:
         if not isinstance(self._optimizer, ShardedOptimizer):
             return torch.nn.utils.clip_grad_norm_(self._trained, max_norm)
         gradients = self._optimizer.averaged_gradients("clip_grad_norm_")
@@ -316,6 +384,15 @@ class DataParallel(nn.Module):
 
     def _dtypes(self) -> list[torch.dtype]:
         return [self._trained[bucket.slots[0].index].dtype for bucket in self._buckets]
+
+    def _warn_of_waiting(self, tuner: Tuner) -> None:
+        """Once for each tuning, and by one rank."""
+        if self._transport.rank or not tuner.tunings or self._warned_of is tuner.tunings[-1]:
+            return
+        said = waits_more_than_predicted(tuner.tunings[-1], self._log.recent)
+        if said:
+            self._warned_of = tuner.tunings[-1]
+            _LOG.warning(said)
 
     def _new_tuner(self, schedule: ScheduleName, *, cut: bool, codec: bool) -> Tuner | None:
         # PowerSGD's work depends on the shapes in a bucket, which no line over bytes tells.
